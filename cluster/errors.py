@@ -1,0 +1,40 @@
+"""The errors of this room, drawn as one tree.
+
+    ChunkserveError
+    +-- ConfigError        a setting is unknown, out of range, or contradicts another
+    +-- ModelError         a model cannot be found, fetched or read
+    +-- RequestError       the client's fault: becomes a 4xx that names the field
+    +-- EngineError        the engine cannot serve: becomes a 503
+        +-- ExecutorError  a rank died, hung or answered nonsense
+"""
+
+
+class ChunkserveError(Exception):
+    """Base of every error that chunkserve raises on purpose."""
+
+
+class ConfigError(ChunkserveError):
+    """A setting is unknown, out of range, or contradicts another; the message names it."""
+
+
+class ModelError(ChunkserveError):
+    """A model cannot be found, fetched or read; the message says where was looked."""
+
+
+class RequestError(ChunkserveError):
+    """A client's request is wrong. `param` names the field, never its content."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+        self.code = code
+
+
+class EngineError(ChunkserveError):
+    """The engine cannot serve now; the message says why."""
+
+
+class ExecutorError(EngineError):
+    """A rank died, hung or answered nonsense; the message names the rank."""

@@ -1,0 +1,77 @@
+"""What front ends and engines say to each other. No behaviour.
+
+`GenerateRequest` and `GenerateSummary` travel through a Serve handle, the rest as msgspec messages
+on the token link that the engine opens to each front end.
+"""
+
+from dataclasses import dataclass
+
+from scheduler.plan import RequestOutput
+from scheduler.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """Where a link listens, and the random token its caller must show first."""
+
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One choice of one API request. `request_id` is internal, unique and never reused."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    """Seconds since the epoch, by the front end's clock."""
+    reply_to: LinkAddress
+    priority: int = 0
+    cache_salt: str | None = None
+    lora_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSummary:
+    """How a request ended: the front end reads its token link up to `num_tokens`."""
+
+    finish_reason: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a link's caller: proof, and who calls."""
+
+    token: str
+    sender: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """First message for a request: accepted (`error` None) or refused, and why."""
+
+    request_id: str
+    error: str | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """All that one step means for one front end."""
+
+    outputs: list[RequestOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Front end to engine: end this request, "stop" at a stop string, "abort" when its client left."""
+
+    request_id: str
+    reason: str
+
+
+EngineToFrontend = Admission | TokenBatch
