@@ -1,0 +1,89 @@
+"""What one engine replica is built from. Knows neither Ray nor torch, so that a launcher may import it."""
+
+from dataclasses import dataclass, field
+
+from scheduler.config import SchedulerConfig, SchedulingPolicy
+from workers.config import ModelLimits, WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """The part of `SchedulerConfig` that is chosen; the rest is measured at start-up."""
+
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    policy: SchedulingPolicy = "fcfs"
+    overlap_depth: int = 2
+    uses_drafter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeadlines:
+    """How long an engine waits for what, in seconds. Every wait has one."""
+
+    place: float = 120.0
+    """Placement group and worker processes."""
+    load: float = 1800.0
+    """Weights, on the slowest rank."""
+    measure: float = 300.0
+    allocate: float = 120.0
+    link: float = 30.0
+    """All ranks dial back and show the token."""
+    step: float = 60.0
+    """One step, from the moment no other step is before it."""
+    shutdown: float = 10.0
+    """From the order to stop until no worker process is left."""
+    orphan: float = 10.0
+    """A front end that cannot be reached for this long has its requests aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """One engine replica and its ranks; equal for every replica of a deployment."""
+
+    worker: WorkerConfig
+    """`max_num_seqs` and `max_num_batched_tokens` hold for the scheduler too."""
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    deadlines: EngineDeadlines = field(default_factory=EngineDeadlines)
+    engine_name: str = "engine"
+    """Prefix of the replica's id."""
+    model_name: str = "model"
+    """The name the model is served under."""
+    engine_cpus: float = 1.0
+    """Ray CPUs of the engine process (bundle 0 of its placement group)."""
+    rank_cpus: float = 1.0
+    """Ray CPUs of each rank (one bundle a rank)."""
+    rank_gpus: float = 0.0
+    step_log_size: int = 4096
+    """Steps that the live step log keeps."""
+
+    def placement_bundles(self) -> list[dict[str, float]]:
+        """Bundle 0 for the engine, then one bundle a rank."""
+        return [{"CPU": self.engine_cpus}] + [self.rank_bundle() for _ in range(self.worker.tensor_parallel_size)]
+
+    def rank_bundle(self) -> dict[str, float]:
+        bundle = {"CPU": self.rank_cpus}
+        if self.rank_gpus:
+            bundle["GPU"] = self.rank_gpus
+        return bundle
+
+    def scheduler_config(self, limits: ModelLimits) -> SchedulerConfig:
+        """The chosen options with the limits start-up measured. Raises ValueError naming what contradicts."""
+        options = self.scheduler
+        return SchedulerConfig(
+            max_model_len=limits.max_model_len,
+            max_num_batched_tokens=self.worker.max_num_batched_tokens,
+            max_num_seqs=self.worker.max_num_seqs,
+            block_size=limits.block_size,
+            long_prefill_token_threshold=options.long_prefill_token_threshold,
+            max_num_partial_prefills=options.max_num_partial_prefills,
+            max_long_partial_prefills=options.max_long_partial_prefills,
+            enable_chunked_prefill=options.enable_chunked_prefill,
+            enable_prefix_caching=options.enable_prefix_caching,
+            policy=options.policy,
+            overlap_depth=options.overlap_depth,
+            uses_drafter=options.uses_drafter,
+        )
