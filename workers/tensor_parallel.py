@@ -1,0 +1,135 @@
+"""The ranks of one group and the few collectives they need.
+
+It knows nothing of models; `workers.partition` says who holds what.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+
+from workers.interface import interface_of, local_address
+
+logger = logging.getLogger(__name__)
+
+
+class TensorParallel:
+    """One rank's view of its group. A group of one needs no process group and its collectives cost nothing.
+
+    A collective that a rank does not join within the timeout raises on the others.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+        """For one rank. Larger groups are made by `connect`."""
+        self.rank = rank
+        self.size = size
+        self._device = device or torch.device("cpu")
+
+    @classmethod
+    def connect(
+        cls, rank: int, size: int, rendezvous: str, device: torch.device, timeout_seconds: float
+    ) -> "TensorParallel":
+        """Meet the other ranks at `rendezvous` ("tcp://host:port", on rank 0's node) over NCCL or Gloo.
+
+        The timeout holds for the meeting and for every later collective. Raises RuntimeError (torch's
+        DistError and DistNetworkError are) naming the rendezvous when the ranks do not come together.
+        """
+        if size == 1:
+            return cls(device=device)
+        _pin_interface(rendezvous)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        try:
+            dist.init_process_group(
+                backend,
+                init_method=rendezvous,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_seconds),
+                device_id=device if device.type == "cuda" else None,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise RuntimeError(f"rank {rank} of {size} could not join the group at {rendezvous}: {error}") from error
+        return cls(rank, size, device)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks, in place; the same bits on every rank."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather_vocab(self, shard: torch.Tensor, shard_sizes: Sequence[int]) -> torch.Tensor:
+        """Rank r's [rows, shard_sizes[r]] side by side -> [rows, sum(shard_sizes)], on every rank."""
+        if self.size == 1:
+            return shard
+        widest = max(shard_sizes)
+        padded = torch.nn.functional.pad(shard, (0, widest - shard.shape[1]))
+        gathered = self._gather(padded)  # [size, rows, widest]
+        return torch.cat([part[:, :width] for part, width in zip(gathered, shard_sizes, strict=True)], dim=1)
+
+    def argmax(self, shard: torch.Tensor, first_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(largest logit [rows], its id [rows] int64) over all shards; this one starts at `first_id`.
+
+        Ties go to the lowest id. Gathers two numbers a row. A NaN anywhere in a row makes its largest NaN.
+        """
+        ids = shard.argmax(dim=1)
+        largest = shard.gather(1, ids[:, None]).squeeze(1)
+        ids += first_id
+        if self.size == 1:
+            return largest, ids
+        # float64 holds every id and every logit exactly; ranks are in id order, so the first maximum wins ties.
+        every = self._gather(torch.stack((largest.double(), ids.double())))  # [size, 2, rows]
+        winner = every[:, 0].argmax(dim=0, keepdim=True)
+        best, best_ids = every.gather(0, winner[:, None].expand(1, 2, -1))[0]
+        return best.to(shard.dtype), best_ids.long()
+
+    def minimum(self, value: int) -> int:
+        """The smallest of the ranks' values, on every rank."""
+        return self._reduce_int(value, dist.ReduceOp.MIN)
+
+    def total(self, value: int) -> int:
+        """The sum of the ranks' values, on every rank."""
+        return self._reduce_int(value, dist.ReduceOp.SUM)
+
+    def barrier(self) -> None:
+        """Return when every rank is here."""
+        self.total(0)
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.contiguous()
+        out = tensor.new_empty((self.size, *tensor.shape))
+        dist.all_gather_into_tensor(out, tensor)
+        return out
+
+    def _reduce_int(self, value: int, op: dist.ReduceOp.RedOpType) -> int:
+        if self.size == 1:
+            return value
+        box = torch.tensor([value], dtype=torch.int64, device=self._device)
+        dist.all_reduce(box, op)
+        return int(box.item())
+
+
+def _pin_interface(rendezvous: str) -> None:
+    """Make Gloo and NCCL use the interface that holds this node's address.
+
+    Left alone, Gloo binds whatever the host name resolves to, often 127.0.1.1, where no other node finds it.
+    A choice the user made stands.
+    """
+    url = urlsplit(rendezvous)
+    if url.scheme != "tcp" or not url.hostname or not url.port:
+        raise ValueError(f"rendezvous is {rendezvous!r}; it must read tcp://host:port")
+    address = local_address(url.hostname, url.port)
+    interface = interface_of(address)
+    if interface is None:
+        logger.warning("no interface is known to hold %s; Gloo and NCCL choose one themselves", address)
+        return
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, interface)
