@@ -1,0 +1,198 @@
+"""One step on one rank: plan -> batch -> forward -> logits of the rows that are read -> tokens -> result.
+
+The step is two calls. `launch` queues all device work and never waits for it; `collect` takes the values
+that the engine needs to the host. A GPU is given step N + 1 before the tokens of step N have reached the
+host, because the mirror already holds them on the device.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from scheduler.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
+from workers.attention.metadata import AttentionMetadata
+from workers.batch import Batch, RowSet, build
+from workers.device import HostCopies, to_device
+from workers.logprobs import LogprobTensors, compute_logprobs, concatenate
+from workers.request_state import RequestState
+from workers.sampler import SampledTokens, row_groups, sample
+from workers.vocab import VocabShards
+
+
+class Model(Protocol):
+    """A decoder's slices on one rank."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """input_ids, positions: [num_tokens] int64 -> hidden states [num_tokens, hidden]."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> this rank's columns of the logits, [rows, share of the vocabulary]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTensors:
+    """What the rows in `Batch.prompt_rows` say of the prompt tokens after them."""
+
+    logprobs: LogprobTensors
+    finite: torch.Tensor
+    """[rows] bool"""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A launched step whose values are on their way to the host: read them once `copies` has been waited for."""
+
+    plan: StepPlan
+    batch: Batch
+    sampled: SampledTokens | None
+    """None: no request samples."""
+    prompt: PromptTensors | None
+    copies: HostCopies
+    started: float
+    """time.perf_counter() at launch."""
+
+
+class ModelRunner:
+    """Runs plans through a model and its KV cache. Steps are collected in the order of their launch."""
+
+    def __init__(self, model: Model, kv_caches: list[torch.Tensor], state: RequestState, shards: VocabShards) -> None:
+        self._model = model
+        self._kv_caches = kv_caches
+        self._state = state
+        self._shards = shards
+        self._device = state.token_ids.device
+        self._last_collected = 0.0
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Apply the plan and queue its work. Raises PlanError."""
+        started = time.perf_counter()
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a property of the thread, and any thread may call
+        self._state.apply_plan(plan)
+        batch = build(plan, self._state)
+        hidden = self._model.forward(batch.input_ids, batch.positions, self._kv_caches, batch.metadata)
+        prompt = self._prompt_tensors(hidden, batch.prompt_rows) if len(batch.prompt_rows) else None
+        sampled = self._sample(hidden, batch.sampling_rows) if len(batch.sampling_rows) else None
+        self._state.apply_result(batch.slots, batch.seq_lens)
+        copies = HostCopies(self._device)
+        if sampled is not None:
+            sampled = sampled.map(copies.add)
+        if prompt is not None:
+            prompt = PromptTensors(prompt.logprobs.map(copies.add), copies.add(prompt.finite))
+        copies.seal()
+        return PendingStep(plan, batch, sampled, prompt, copies, started)
+
+    def collect(self, pending: PendingStep) -> StepResult:
+        """Wait for the step's values, roll rejected drafts back and report."""
+        pending.copies.wait()
+        errors: dict[str, str] = {}
+        prompt_logprobs = self._report_prompt(pending, errors)
+        sampled_token_ids, logprobs = self._report_samples(pending, errors)
+        now = time.perf_counter()
+        # A step launched early has waited for the one before it: its own time starts when that one ended.
+        seconds = now - max(pending.started, self._last_collected)
+        self._last_collected = now
+        return StepResult(
+            epoch=pending.plan.epoch,
+            step_id=pending.plan.step_id,
+            sampled_token_ids=sampled_token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            errors=errors,
+            execute_seconds=seconds,
+        )
+
+    def _logits(self, hidden: torch.Tensor, rows: RowSet) -> torch.Tensor:
+        return self._model.compute_logits(hidden[to_device(rows.rows, self._device)])
+
+    def _sample(self, hidden: torch.Tensor, rows: RowSet) -> SampledTokens:
+        sampled = sample(self._logits(hidden, rows), rows, self._state, self._shards)
+        self._state.place_sampled(rows.slots, rows.context_lens, sampled.token_ids)
+        return sampled
+
+    def _prompt_tensors(self, hidden: torch.Tensor, rows: RowSet) -> PromptTensors:
+        """The row of a prompt token scores the next one, which is known: no hidden state outlives its step."""
+        most = int(self._state.sampling.num_prompt_logprobs[rows.slots].max())
+        parts, finite = [], []
+        for index in row_groups(np.arange(len(rows)), self._shards.vocab_size):
+            group = rows.select(index)
+            logits = self._shards.gather(self._logits(hidden, group)).float()
+            finite.append(logits.amax(dim=1).isfinite())
+            logits = torch.where(finite[-1].unsqueeze(1), logits, 0.0)
+            parts.append(compute_logprobs(logits, self._state.tokens_at(group.slots, group.context_lens), most))
+        return PromptTensors(concatenate(parts), torch.cat(finite))
+
+    def _report_samples(
+        self, pending: PendingStep, errors: dict[str, str]
+    ) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]]]:
+        tokens_of: dict[str, list[int]] = {}
+        logprobs_of: dict[str, list[TokenLogprobs]] = {}
+        if pending.sampled is None:
+            return tokens_of, logprobs_of
+        batch = pending.batch
+        token_ids, finite = pending.sampled.token_ids.tolist(), pending.sampled.finite.tolist()
+        logprob_index = {int(row): index for index, row in enumerate(pending.sampled.logprob_rows)}
+        verified: list[int] = []
+        num_accepted: list[int] = []
+        start = 0
+        for request in np.unique(batch.sampling_rows.requests).tolist():
+            request_id = batch.request_ids[request]
+            drafts = pending.plan.spec_token_ids.get(request_id, [])
+            accepted = count_accepted(drafts, token_ids[start : start + len(drafts)])
+            used = range(start, start + accepted + 1)
+            start += len(drafts) + 1
+            if drafts:
+                verified.append(request)
+                num_accepted.append(accepted)
+            if not all(finite[row] for row in used):
+                errors[request_id] = "the model's logits are not finite"
+                continue
+            tokens_of[request_id] = [token_ids[row] for row in used]
+            if pending.sampled.logprobs is not None and used.start in logprob_index:
+                num_top = int(batch.num_logprobs[request])
+                logprobs_of[request_id] = [
+                    pending.sampled.logprobs.token_logprobs(logprob_index[row], num_top) for row in used
+                ]
+        if verified:
+            self._state.apply_accepted(batch.slots[verified], batch.stays[verified], np.array(num_accepted, np.int64))
+        return tokens_of, logprobs_of
+
+    def _report_prompt(self, pending: PendingStep, errors: dict[str, str]) -> dict[str, PromptLogprobs]:
+        logprobs_of: dict[str, PromptLogprobs] = {}
+        if pending.prompt is None:
+            return logprobs_of
+        batch, rows = pending.batch, pending.batch.prompt_rows
+        finite = pending.prompt.finite.numpy()
+        for request in np.unique(rows.requests).tolist():
+            request_id = batch.request_ids[request]
+            of_request = np.flatnonzero(rows.requests == request)
+            if not finite[of_request].all():
+                errors[request_id] = "the model's logits are not finite"
+                continue
+            num_top = int(batch.num_prompt_logprobs[request])
+            tokens = [pending.prompt.logprobs.token_logprobs(int(row), num_top) for row in of_request]
+            logprobs_of[request_id] = PromptLogprobs(int(rows.context_lens[of_request[0]]), tokens)
+        return logprobs_of
+
+
+def count_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many leading drafts are what was sampled in their places.
+
+    Each place is sampled with its own noise, as if the drafts before it were known tokens. So the tokens
+    kept are the very tokens that one step after the other would have given, greedy or not.
+    """
+    for index, (draft, token) in enumerate(zip(drafts, sampled, strict=True)):
+        if draft != token:
+            return index
+    return len(drafts)
