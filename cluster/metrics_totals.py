@@ -75,8 +75,8 @@ class ServiceTotals:
         self._pushed: dict[tuple[str, int], _Pushed] = {}
         self._counters: dict[tuple[str, str, SeriesKey], float] = {}
         self._histograms: dict[tuple[str, str, SeriesKey], HistogramTotals] = {}
-        self._lost: dict[str, str] = {}
-        """Engine label -> model name of engines that fell silent and were not replaced."""
+        self._lost: dict[str, MetricsSource] = {}
+        """Engine label -> the engine that fell silent under it and was not replaced."""
 
     # Writing
 
@@ -124,7 +124,7 @@ class ServiceTotals:
         self._forget_silent(now)
         known = self._sources.get(source.source_id)
         if known is None:
-            known = _Source(source, self._free_label(source.role), now)
+            known = _Source(source, self._free_label(source), now)
             self._sources[source.source_id] = known
             self._lost.pop(known.engine, None)
         elif source.epoch > known.source.epoch:
@@ -133,9 +133,12 @@ class ServiceTotals:
         known.seen_at = max(known.seen_at, now)
         return known
 
-    def _free_label(self, role: SourceRole) -> str:
-        if role != "engine":
+    def _free_label(self, source: MetricsSource) -> str:
+        if source.role != "engine":
             return ""
+        for engine, lost in self._lost.items():
+            if lost.source_id == source.source_id:
+                return engine  # It was only slow.
         taken = {known.engine for known in self._sources.values()}
         number = 0
         while str(number) in taken:
@@ -147,7 +150,7 @@ class ServiceTotals:
             if now - known.seen_at > self._live_seconds:
                 del self._sources[source_id]
                 if known.source.role == "engine":
-                    self._lost[known.engine] = known.source.model_name
+                    self._lost[known.engine] = known.source
         for key, pushed in list(self._pushed.items()):
             if key[0] not in self._sources and now - pushed.seen_at > self._memory_seconds:
                 del self._pushed[key]
@@ -160,7 +163,7 @@ class ServiceTotals:
         samples = [Sample(engine, model, key, value) for (model, engine, key), value in self._counters.items()]
         samples += [Sample(engine, model, key, totals) for (model, engine, key), totals in self._histograms.items()]
         gauges: dict[tuple[str, str, SeriesKey], float] = {
-            (model, engine, ("engine_up",)): 0.0 for engine, model in self._lost.items()
+            (lost.model_name, engine, ("engine_up",)): 0.0 for engine, lost in self._lost.items()
         }
         for known in self._sources.values():
             place = (known.source.model_name, known.engine)
