@@ -52,9 +52,8 @@ def partition(
     Raises ValueError, naming the nearest sizes that work, for a size that splits the heads in no such way.
     """
     if not works(size, num_query_heads, num_kv_heads):
-        below = max((n for n in range(1, min(size, num_query_heads + 1)) if works(n, num_query_heads, num_kv_heads)))
-        above = [n for n in range(size + 1, num_query_heads + 1) if works(n, num_query_heads, num_kv_heads)][:1]
-        nearest = " or ".join(str(n) for n in [below, *above])
+        sizes = [n for n in range(1, num_query_heads + 1) if works(n, num_query_heads, num_kv_heads)]
+        nearest = " or ".join(str(n) for n in [n for n in sizes if n < size][-1:] + [n for n in sizes if n > size][:1])
         raise ValueError(
             f"tensor_parallel_size {size} cannot split {num_query_heads} query heads in {num_kv_heads} KV groups:"
             f" beyond {num_kv_heads} it must be a multiple of {num_kv_heads}, up to {num_query_heads};"
