@@ -1,0 +1,53 @@
+"""What a step's token budget is, and why."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from scheduler.plan import StepPlan, StepResult
+from scheduler.request import Request
+
+_GIB = 1 << 30
+
+
+class StepBudget(NamedTuple):
+    """Most tokens that the next step computes, and the reason shown to operators."""
+
+    num_tokens: int
+    reason: str
+
+
+class Budget(Protocol):
+    """Answers for every step what its budget is. The one seat of whoever controls step times."""
+
+    def next_step(self, running: Sequence[Request]) -> StepBudget:
+        """The budget of the step about to be planned.
+
+        `running` is in admission order, with progress up to the plans in flight. At least the number
+        of decoding requests, or some of them would miss the step; the scheduler applies
+        `max_num_batched_tokens` on top.
+        """
+
+    def observe(self, plan: StepPlan, result: StepResult) -> None:
+        """A step of this epoch has run, in `result.execute_seconds`. Called in the order of the plans."""
+
+
+class StaticBudget:
+    """The same budget for every step."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._budget = StepBudget(num_tokens, "static")
+
+    def next_step(self, running: Sequence[Request]) -> StepBudget:
+        return self._budget
+
+    def observe(self, plan: StepPlan, result: StepResult) -> None:
+        """Nothing to learn."""
+
+
+def default_max_num_batched_tokens(device_memory: int | None, *, offline: bool = False) -> int:
+    """A starting point, in tokens. `device_memory` is the GPU's memory in bytes, None without a GPU."""
+    if device_memory is None:
+        return 256
+    if device_memory >= 70 * _GIB:
+        return 16384 if offline else 8192
+    return 8192 if offline else 2048

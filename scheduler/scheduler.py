@@ -1,0 +1,627 @@
+"""The scheduler: queues, budget, KV blocks and results brought together."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from scheduler.budget import Budget, StaticBudget
+from scheduler.config import SchedulerConfig
+from scheduler.eviction import Eviction
+from scheduler.kv_cache_manager import KVCacheManager
+from scheduler.plan import NewRequest, RequestOutput, SchedulerStats, StepPlan, StepResult
+from scheduler.request import Request, RequestRefused, RequestStatus
+from scheduler.request_queue import make_queue
+
+_RUNNING = RequestStatus.RUNNING
+
+_InFlight = tuple[Request, int, int, int, bool]
+"""Of a request in a plan in flight: its stay (num_preemptions), its progress after the plan, how many
+drafts the plan verifies, and whether it samples. A plain tuple: there is one per request and step."""
+
+
+class _Lack(Enum):
+    """Why a waiting request cannot be admitted now."""
+
+    PLACE = auto()  # held back by the partial-prefill limits: not ready, so it is skipped
+    SEAT = auto()
+    BLOCKS = auto()
+    BUDGET = auto()
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in the making."""
+
+    budget: int
+    """Tokens left."""
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    new_requests: dict[str, NewRequest] = field(default_factory=dict)
+    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    chunks: list[Request] = field(default_factory=list)
+    """Running requests that were chunks when the step began, in admission order."""
+    partials: dict[str, Request] = field(default_factory=dict)
+    """Running requests that are partial as things stand; a chunk not reached yet is."""
+    drafting: list[Request] = field(default_factory=list)
+    preempted: set[str] = field(default_factory=set)
+    skipped: list[Request] = field(default_factory=list)
+    """Waiting requests that were not ready, taken out of the queue until the step is planned."""
+    admits: bool = True
+    """False once admission has ended for this step."""
+
+
+class Scheduler:
+    """Decides which request computes how many tokens in the next step, and keeps the books.
+
+    One thread calls it. It knows no clock and no device: plans go out by `schedule()`, what became of
+    them comes back by `update_from_result()`, in the order of the plans; adds, aborts and the rest
+    apply between steps.
+    """
+
+    def __init__(self, config: SchedulerConfig, num_blocks: int, budget: Budget | None = None) -> None:
+        """Raises ValueError if a sequence of max_model_len tokens would not fit into the blocks."""
+        if config.max_model_len > num_blocks * config.block_size:
+            raise ValueError(
+                f"max_model_len ({config.max_model_len}) is above what {num_blocks} blocks of"
+                f" {config.block_size} tokens hold ({num_blocks * config.block_size})"
+            )
+        self.config = config
+        self.num_blocks = num_blocks
+        self.budget: Budget = StaticBudget(config.max_num_batched_tokens) if budget is None else budget
+        self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.epoch = 0
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        """In admission order."""
+        self.waiting = make_queue(config.policy)
+        self._waiting_for_grammar: set[str] = set()
+        self._in_flight: deque[tuple[int, list[_InFlight]]] = deque()
+        self._num_steps = 0
+        self._num_added = 0
+        self._finished_request_ids: list[str] = []  # held by the workers until the next plan
+        self._preempted_request_ids: list[str] = []
+        self._token_budget = 0
+        self._token_budget_reason = ""
+        self._num_preemptions = {"blocks": 0, "priority": 0, "epoch": 0}
+        self._prompt_tokens = self._prompt_tokens_cached = self._generation_tokens = self._recomputed_tokens = 0
+        self._prefix_cache_queries = self._prefix_cache_hits = 0
+        self._num_drafts = self._num_draft_tokens = self._num_accepted_tokens = 0
+
+    # Requests come and go
+
+    def add_request(self, request: Request) -> None:
+        """Queue a new request and clip its max_tokens to the room that max_model_len leaves.
+
+        Raises RequestRefused if it can never be served. What is accepted always fits the blocks,
+        because a sequence of max_model_len does.
+        """
+        limit = self.config.max_model_len
+        if request.request_id in self.requests:
+            raise RequestRefused(f"request id {request.request_id!r} is in use", "request_id")
+        if request.num_prompt_tokens == 0:
+            raise RequestRefused("the prompt is empty; it must have at least 1 token", "prompt")
+        if request.num_prompt_tokens >= limit:
+            raise RequestRefused(
+                f"the prompt has {request.num_prompt_tokens} tokens; the model length of {limit} tokens"
+                f" leaves room for at most {limit - 1}",
+                "prompt",
+            )
+        if request.max_tokens < 1:
+            raise RequestRefused(f"max_tokens is {request.max_tokens}; it must be at least 1", "max_tokens")
+        request.max_tokens = min(request.max_tokens, limit - request.num_prompt_tokens)
+        request.arrival_index = self._num_added
+        self._num_added += 1
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+        if request.status is RequestStatus.WAITING_FOR_FSM:
+            self._waiting_for_grammar.add(request.request_id)
+
+    def finish_request(self, request_id: str, status: RequestStatus) -> None:
+        """End a request from outside, whatever its state, and free all it holds at once.
+
+        An unknown id is no error: the request may have ended in the same moment. Results on their way
+        to it are void. Raises ValueError if `status` is not a finished one.
+        """
+        if not status.is_finished:
+            raise ValueError(f"cannot finish a request with status {status.name}")
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        if request.status is _RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._finish(request, status)
+
+    def mark_grammar_ready(self, request_id: str) -> None:
+        """Its grammar has compiled: from now on it competes. Unknown or ready: nothing happens."""
+        if request_id in self._waiting_for_grammar:
+            self._waiting_for_grammar.remove(request_id)
+            self.requests[request_id].status = RequestStatus.WAITING
+
+    def end_epoch(self) -> None:
+        """The workers' memory is lost: every running request starts over, in admission order.
+
+        Results of the old epoch are ignored, the prefix cache is empty, and nothing is pending for
+        the new workers, who know no request.
+        """
+        for request in reversed(self.running):
+            self._release_stay(request, "epoch", num_uncomputed=0)
+        self.running.clear()
+        self.kv.block_pool.forget_all()
+        self._in_flight.clear()
+        self._finished_request_ids = []
+        self._preempted_request_ids = []
+        self.epoch += 1
+
+    # Planning a step
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step: how many tokens each request computes.
+
+        A request has a sequence of tokens and one progress integer. Every step tries to make
+        `num_computed_tokens` catch up with `num_tokens`. Chunked prefill, prefix-cache hits, draft
+        tokens and recovery after a preemption are all "how many tokens does it still owe"; there is
+        no prefill phase and no decode phase.
+
+        1. Every decoding request gets its one token, before any chunk can take the budget. Exempt are
+           those that wait for a result and those at their limit.
+        2. Drafts ride along on free blocks and on what is left of the budget, less a block's worth
+           where a prompt waits for it. Drafts that find no room are dropped.
+        3. Running chunks follow in admission order.
+        4. Waiting requests are admitted in policy order. One that is not ready is skipped and keeps
+           its place; the first ready one that does not fit ends admission, so that nothing starves
+           behind a stream of small ones. The priority policy sorts 3 and 4 into one order.
+
+        When blocks run out for a running request, the policy names a victim, which loses everything
+        and waits again. Progress advances here, not when the result arrives, so that the next step
+        can be planned while this one runs (Sarathi-Serve, arXiv 2403.02310, for decodes before
+        chunks; vLLM V1 for the unified progress).
+
+        Returns None if there is nothing to compute, or `overlap_depth` plans are in flight; finished
+        and preempted ids then wait for the next plan.
+        """
+        if len(self._in_flight) >= self.config.overlap_depth:
+            return None
+        num_tokens, reason = self.budget.next_step(self.running)
+        num_tokens = min(num_tokens, self.config.max_num_batched_tokens)
+        step = _Step(num_tokens)
+        self._schedule_decodes(step)
+        self._schedule_drafts(step)
+        self._schedule_chunks_and_prompts(step)
+        if not step.num_scheduled_tokens:
+            return None
+        self._token_budget, self._token_budget_reason = num_tokens, reason
+        return self._send(step)
+
+    def _schedule_decodes(self, step: _Step) -> None:
+        """Give each decoding request its token; sort out the chunks."""
+        for request in tuple(self.running):
+            if request.status is not _RUNNING:
+                continue  # the victim of a request before it
+            if not request.is_decoding:
+                step.chunks.append(request)
+                step.partials[request.request_id] = request
+            elif not (request.num_output_placeholders and self._needs_token_value(request)):
+                self._schedule_running(request, step)
+                if request.spec_token_ids:
+                    step.drafting.append(request)
+
+    def _schedule_drafts(self, step: _Step) -> None:
+        """Add draft tokens to decodes of this step, where they cost nobody else anything."""
+        prompts_wait = step.partials or len(self.waiting) > len(self._waiting_for_grammar)
+        reserved = self.config.block_size if prompts_wait else 0
+        for request in step.drafting:
+            drafts, request.spec_token_ids = request.spec_token_ids, []
+            if request.request_id not in step.num_scheduled_tokens:
+                continue
+            computed = request.num_computed_tokens
+            room = min(step.budget - reserved, self.kv.capacity(request) - computed, len(drafts))
+            if room <= 0:
+                continue
+            # The request's one token is scheduled already: count it again, together with its drafts.
+            num_drafts = self._num_new_tokens(request, computed - 1, room + 1, num_drafts=room) - 1
+            if num_drafts > 0:
+                block_ids = self.kv.allocate(request, computed + num_drafts)
+                assert block_ids is not None  # within its capacity
+                self._add_tokens(request, num_drafts, block_ids, step)
+                step.spec_token_ids[request.request_id] = drafts[:num_drafts]
+
+    def _schedule_chunks_and_prompts(self, step: _Step) -> None:
+        """Run through running chunks and waiting requests in the one order that the policy gives them."""
+        chunks = deque(self.waiting.sort(step.chunks))
+        while True:
+            head = self.waiting.peek() if step.admits and len(self.waiting) else None
+            if chunks and (head is None or not self.waiting.precedes(head, chunks[0])):
+                chunk = chunks.popleft()
+                if chunk.status is _RUNNING:
+                    self._schedule_running(chunk, step)
+            elif head is not None:
+                self._schedule_waiting(head, step)
+            else:
+                break
+        for request in reversed(step.skipped):
+            self.waiting.put_back(request)
+
+    def _schedule_running(self, request: Request, step: _Step) -> None:
+        """Schedule what a running request owes, preempting for its blocks; 0 tokens: skip it."""
+        computed = request.num_computed_tokens
+        num_tokens = self._num_new_tokens(request, computed, step.budget)
+        if num_tokens <= 0:
+            return
+        while (block_ids := self.kv.allocate(request, computed + num_tokens)) is None:
+            victim = self.waiting.victim(self.running)
+            self._preempt(victim, "blocks", step)
+            if victim is request:
+                return
+            step.admits = False
+        self._add_tokens(request, num_tokens, block_ids, step)
+
+    def _schedule_waiting(self, request: Request, step: _Step) -> None:
+        """Admit the head of the queue, skip it, or end admission."""
+        if request.request_id in step.preempted:
+            step.admits = False
+        elif request.status is RequestStatus.WAITING_FOR_FSM:
+            step.skipped.append(self.waiting.pop())
+        else:
+            may_evict = self._may_evict(request)
+            if not may_evict and (step.budget <= 0 or len(self.running) >= self.config.max_num_seqs):
+                step.admits = False  # nobody behind it could be admitted either: spare the lookups
+                return
+            hit = self.kv.find_hit(request)
+            num_tokens, lack = self._try_to_fit(request, hit, Eviction(self.kv, hit, {}, {}), step)
+            if lack is not None and lack is not _Lack.BUDGET and may_evict:
+                num_tokens, lack = self._evict_for(request, hit, lack, step)
+            if lack is None:
+                self._admit(request, hit, num_tokens, step)
+            elif lack is _Lack.PLACE:
+                step.skipped.append(self.waiting.pop())
+            else:
+                step.admits = False
+
+    def _num_new_tokens(self, request: Request, num_computed: int, budget: int, num_drafts: int = 0) -> int:
+        """Tokens to compute of a request, running or waiting: all limits, applied by `min`.
+
+        What it owes, the threshold for long prefills, the budget, and its length: the last token is
+        sampled and never computed. Zero or less: nothing to do now.
+        """
+        owed = request.num_tokens + request.num_output_placeholders + num_drafts - num_computed
+        num_tokens = min(owed, budget, request.max_num_tokens - 1 - num_computed)
+        if owed > 1:
+            if not self.config.enable_chunked_prefill:
+                return num_tokens if owed <= budget else 0
+            if 0 < self.config.long_prefill_token_threshold < num_tokens:
+                return self.config.long_prefill_token_threshold
+        return num_tokens
+
+    def _needs_token_value(self, request: Request) -> bool:
+        """Its next step depends on which token was sampled, so it cannot run ahead of results."""
+        return request.has_grammar or self.config.uses_drafter
+
+    def _add_tokens(self, request: Request, num_tokens: int, block_ids: Sequence[int], step: _Step) -> None:
+        """Put tokens of a running request, and the blocks appended for them, into the step."""
+        request_id = request.request_id
+        step.budget -= num_tokens
+        step.num_scheduled_tokens[request_id] = step.num_scheduled_tokens.get(request_id, 0) + num_tokens
+        request.num_computed_tokens += num_tokens
+        if block_ids:
+            step.new_block_ids.setdefault(request_id, []).extend(block_ids)
+        if request_id in step.partials and not request.is_partial:
+            del step.partials[request_id]
+
+    # Admission and preemption
+
+    def _try_to_fit(
+        self, request: Request, hit: Sequence[int], gone: Eviction, step: _Step
+    ) -> tuple[int, _Lack | None]:
+        """How many tokens a waiting request could compute now, with `gone` evicted, and what it lacks.
+
+        The blocks of its whole sequence must be there, though they are allocated chunk by chunk:
+        prompts that admitted themselves chunk by chunk would end in a preemption storm.
+        """
+        num_computed = len(hit) * self.config.block_size
+        num_tokens = self._num_new_tokens(request, num_computed, step.budget + gone.num_tokens)
+        if self.config.enable_chunked_prefill and num_computed + num_tokens < request.num_tokens:
+            if len(step.partials) - gone.num_partials >= self.config.max_num_partial_prefills:
+                return num_tokens, _Lack.PLACE
+            num_long = sum(partial.is_long_prefill for partial in step.partials.values()) - gone.num_long_partials
+            if self._is_long(request, num_computed) and num_long >= self.config.max_long_partial_prefills:
+                return num_tokens, _Lack.PLACE
+        num_running = len(self.running) - len(gone.victims)
+        if num_running >= self.config.max_num_seqs:
+            return num_tokens, _Lack.SEAT
+        pool = self.kv.block_pool
+        num_free_hit = sum(pool.ref_counts[block_id] == 0 for block_id in hit) + gone.num_free_hit_blocks
+        num_owed = sum(
+            self.kv.num_owed_blocks(partial) for partial in step.partials.values() if not partial.is_decoding
+        )
+        num_available = (
+            (pool.num_free_blocks + gone.num_free_blocks)
+            - num_free_hit
+            - (num_owed - gone.num_owed_blocks)
+            - num_running
+        )
+        if self.kv.num_blocks_for(request.num_tokens) - len(hit) > num_available:
+            return num_tokens, _Lack.BLOCKS
+        return num_tokens, _Lack.BUDGET if num_tokens <= 0 else None
+
+    def _is_long(self, request: Request, num_computed: int) -> bool:
+        """A long prefill owes more than the threshold when admitted; with threshold 0 all do."""
+        return request.num_tokens - num_computed > self.config.long_prefill_token_threshold
+
+    def _may_evict(self, request: Request) -> bool:
+        """Whether some running request gives way to this waiting one."""
+        return self.config.policy == "priority" and any(other.priority > request.priority for other in self.running)
+
+    def _evict_for(self, request: Request, hit: Sequence[int], lack: _Lack, step: _Step) -> tuple[int, _Lack | None]:
+        """Evict running requests of lower priority if, and only if, that makes a waiting one fit.
+
+        Imagines victims gone from the worst on until it fits, then spares those that were not needed,
+        best first. Returns what `_try_to_fit` says afterwards, or 0 and the given lack.
+        """
+        gone = Eviction(self.kv, hit, step.num_scheduled_tokens, step.partials)
+        candidates = sorted(
+            (other for other in self.running if other.priority > request.priority),
+            key=lambda other: other.order_key,
+            reverse=True,
+        )
+        for victim in candidates:
+            gone.add(victim)
+            if self._try_to_fit(request, hit, gone, step)[1] is None:
+                break
+        else:
+            return 0, lack
+        for victim in reversed(list(gone.victims.values())):
+            gone.remove(victim)
+            if self._try_to_fit(request, hit, gone, step)[1] is not None:
+                gone.add(victim)
+        for victim in gone.victims.values():
+            self._preempt(victim, "priority", step)
+        return self._try_to_fit(request, hit, Eviction(self.kv, hit, {}, {}), step)
+
+    def _admit(self, request: Request, hit: Sequence[int], num_tokens: int, step: _Step) -> None:
+        """Move the head of the queue to the running requests and schedule its first tokens."""
+        self.waiting.pop()
+        self.kv.admit(request, hit)
+        num_hit_tokens = len(hit) * self.config.block_size
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = num_hit_tokens
+            self._prompt_tokens += request.num_prompt_tokens
+            self._prompt_tokens_cached += num_hit_tokens
+        if self.kv.uses_cache(request):
+            self._prefix_cache_queries += request.num_tokens
+            self._prefix_cache_hits += num_hit_tokens
+        self._recomputed_tokens += max(0, request.num_lost_tokens - num_hit_tokens)
+        request.num_lost_tokens = 0
+        request.is_long_prefill = self._is_long(request, num_hit_tokens)
+        request.status = _RUNNING
+        request.num_computed_tokens = num_hit_tokens
+        self.running.append(request)
+        if self.kv.allocate(request, num_hit_tokens + num_tokens) is None:
+            raise AssertionError(f"{request!r} was admitted without blocks")
+        self._add_tokens(request, num_tokens, (), step)
+        if request.is_partial:
+            step.partials[request.request_id] = request
+        step.new_requests[request.request_id] = NewRequest(
+            request_id=request.request_id,
+            token_ids=request.all_token_ids[:],
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling_params=request.sampling_params,
+            block_ids=self.kv.tables[request.request_id].copy(),
+            num_computed_tokens=num_hit_tokens,
+            lora_id=request.lora_id,
+        )
+
+    def _preempt(self, victim: Request, reason: str, step: _Step) -> None:
+        """Take a running request out of the plan and back to the queue; it keeps only its tokens."""
+        request_id = victim.request_id
+        num_tokens = step.num_scheduled_tokens.pop(request_id, 0)
+        step.budget += num_tokens
+        step.new_block_ids.pop(request_id, None)
+        step.spec_token_ids.pop(request_id, None)
+        step.partials.pop(request_id, None)
+        step.preempted.add(request_id)
+        if step.new_requests.pop(request_id, None) is None:
+            self._preempted_request_ids.append(request_id)
+        self.running.remove(victim)
+        self._release_stay(victim, reason, num_tokens)
+
+    def _release_stay(self, request: Request, reason: str, num_uncomputed: int) -> None:
+        """End a stay in RUNNING: rather recompute than believe memory that is given back."""
+        self.kv.free(request)
+        request.num_lost_tokens = min(request.num_computed_tokens - num_uncomputed, request.num_tokens)
+        request.num_computed_tokens = 0
+        request.num_output_placeholders = 0
+        request.spec_token_ids = []
+        request.num_preemptions += 1
+        request.status = RequestStatus.PREEMPTED
+        self._num_preemptions[reason] += 1
+        self.waiting.put_back(request)
+
+    def _send(self, step: _Step) -> StepPlan:
+        """Make the step final: count the outputs that it will bring, and share its prompt blocks.
+
+        Prompt blocks are published now, so that a burst of requests shares them from the next plan
+        on; plans run in order, and a step that fails ends the epoch.
+        """
+        in_flight: list[_InFlight] = []
+        for request_id, num_tokens in step.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            progress = request.num_computed_tokens
+            samples = progress >= request.num_tokens + request.num_output_placeholders
+            if samples:
+                request.num_output_placeholders += 1
+            if progress - num_tokens < request.num_prompt_tokens:
+                self.kv.publish(request, min(progress, request.num_prompt_tokens))
+            num_drafts = len(step.spec_token_ids.get(request_id, ()))
+            in_flight.append((request, request.num_preemptions, progress, num_drafts, samples))
+        plan = StepPlan(
+            epoch=self.epoch,
+            step_id=self._num_steps,
+            num_scheduled_tokens=step.num_scheduled_tokens,
+            new_requests=list(step.new_requests.values()),
+            new_block_ids=step.new_block_ids,
+            spec_token_ids=step.spec_token_ids,
+            finished_request_ids=self._finished_request_ids,
+            preempted_request_ids=self._preempted_request_ids,
+        )
+        self._in_flight.append((plan.step_id, in_flight))
+        self._num_steps += 1
+        self._finished_request_ids = []
+        self._preempted_request_ids = []
+        return plan
+
+    # Results
+
+    def update_from_result(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        """Take in what a step gave: tokens, rejected drafts, ends and errors.
+
+        A result counts only for the stay in RUNNING that its plan was made for; an abort or a
+        preemption in between voids it. Results of an old epoch are ignored. Raises ValueError if the
+        result is not that of the oldest plan in flight, or lacks the tokens of a request that sampled.
+        """
+        if result.epoch != self.epoch:
+            return []
+        oldest = self._in_flight[0][0] if self._in_flight else None
+        if not oldest == plan.step_id == result.step_id:
+            raise ValueError(
+                f"plan {plan.step_id} came with the result of step {result.step_id}; the oldest in flight is {oldest}"
+            )
+        _, in_flight = self._in_flight.popleft()
+        self.budget.observe(plan, result)
+        outputs = []
+        for request, stay, progress, num_drafts, samples in in_flight:
+            if request.num_preemptions != stay or request.status is not _RUNNING:
+                continue
+            output = self._apply(request, progress, num_drafts, samples, result)
+            if output is not None:
+                outputs.append(output)
+        if any(output.finish_reason is not None for output in outputs):
+            self.running = [request for request in self.running if request.status is _RUNNING]
+        return outputs
+
+    def _apply(
+        self, request: Request, progress: int, num_drafts: int, samples: bool, result: StepResult
+    ) -> RequestOutput | None:
+        """What a result means for one request. None: a partial prefill has nothing to say."""
+        request_id = request.request_id
+        if result.errors and request_id in result.errors:
+            self._finish(request, RequestStatus.FINISHED_ERROR)
+            return RequestOutput(request_id, [], "error", request.num_cached_tokens, error=result.errors[request_id])
+        output = None
+        status = None
+        if samples:
+            token_ids = result.sampled_token_ids.get(request_id, [])
+            if not 1 <= len(token_ids) <= num_drafts + 1:
+                raise ValueError(
+                    f"result of step {result.step_id} has {len(token_ids)} tokens for request {request_id!r},"
+                    f" which verified {num_drafts} drafts"
+                )
+            request.num_output_placeholders -= 1
+            if num_drafts:
+                num_rejected = num_drafts + 1 - len(token_ids)
+                progress -= num_rejected
+                request.num_computed_tokens -= num_rejected
+                self._num_drafts += 1
+                self._num_draft_tokens += num_drafts
+                self._num_accepted_tokens += len(token_ids) - 1
+            token_ids, status = self._cut_at_stop(request, token_ids)
+            request.append_output_token_ids(token_ids)
+            self._generation_tokens += len(token_ids)
+            output = RequestOutput(request_id, token_ids, None, request.num_cached_tokens)
+            if result.logprobs and request_id in result.logprobs:
+                output.logprobs = result.logprobs[request_id][: len(token_ids)]
+            if result.draft_token_ids and request.num_output_placeholders == 0:
+                request.spec_token_ids = list(result.draft_token_ids.get(request_id, ()))
+        if result.prompt_logprobs and request_id in result.prompt_logprobs:
+            output = output or RequestOutput(request_id, [], None, request.num_cached_tokens)
+            output.prompt_logprobs = result.prompt_logprobs[request_id]
+        self.kv.publish(request, min(progress, request.num_tokens))
+        if status is not None and output is not None:
+            output.finish_reason = status.value
+            self._finish(request, status)
+        return output
+
+    def _cut_at_stop(self, request: Request, token_ids: list[int]) -> tuple[list[int], RequestStatus | None]:
+        """The tokens up to the one that ends the request, and how it ends (None: it goes on).
+
+        Stop ids are masked in the sampler until min_tokens is met; the length is never gated.
+        """
+        room = request.max_num_tokens - request.num_tokens
+        for index, token_id in enumerate(token_ids, start=1):
+            if token_id in request.stop_token_ids:
+                return token_ids[:index], RequestStatus.FINISHED_STOPPED
+            if index == room:
+                return token_ids[:index], RequestStatus.FINISHED_LENGTH
+        return token_ids, None
+
+    def _finish(self, request: Request, status: RequestStatus) -> None:
+        """Free all that a request holds. The caller takes it out of its queue."""
+        if request.status is _RUNNING:
+            if status is RequestStatus.FINISHED_ERROR:
+                self.kv.withdraw(request)
+            self.kv.free(request)
+            self._finished_request_ids.append(request.request_id)
+        self._waiting_for_grammar.discard(request.request_id)
+        request.status = status
+        request.spec_token_ids = []
+        request.num_output_placeholders = 0
+        del self.requests[request.request_id]
+
+    # Looking in
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.requests)
+
+    def stats(self) -> SchedulerStats:
+        """Gauges as of now, and the counters."""
+        return SchedulerStats(
+            num_requests_running=len(self.running),
+            num_requests_waiting=len(self.waiting),
+            num_requests_waiting_for_grammar=len(self._waiting_for_grammar),
+            num_blocks=self.num_blocks,
+            num_used_blocks=self.num_blocks - self.kv.block_pool.num_free_blocks,
+            token_budget=self._token_budget,
+            token_budget_reason=self._token_budget_reason,
+            prompt_tokens=self._prompt_tokens,
+            prompt_tokens_cached=self._prompt_tokens_cached,
+            generation_tokens=self._generation_tokens,
+            num_preemptions=dict(self._num_preemptions),
+            recomputed_tokens=self._recomputed_tokens,
+            prefix_cache_queries=self._prefix_cache_queries,
+            prefix_cache_hits=self._prefix_cache_hits,
+            num_drafts=self._num_drafts,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Prove the block pool and the scheduler's own books. Raises AssertionError at the first lie."""
+        self.kv.check_integrity(self.requests)
+        states = [(request, True) for request in self.running] + [(request, False) for request in self.waiting]
+        if sorted(request.request_id for request, _ in states) != sorted(self.requests):
+            raise AssertionError("running and waiting requests are not the known ones, each once")
+        if len(self.running) > self.config.max_num_seqs:
+            raise AssertionError(f"{len(self.running)} requests run, above max_num_seqs {self.config.max_num_seqs}")
+        if self.kv.tables.keys() != {request.request_id for request in self.running}:
+            raise AssertionError("block tables are not those of the running requests")
+        num_chunks = sum(not request.is_decoding for request in self.running)
+        limit = self.config.max_num_partial_prefills if self.config.enable_chunked_prefill else 0
+        if num_chunks > limit:
+            raise AssertionError(f"{num_chunks} partial prefills run, above the limit of {limit}")
+        for request, runs in states:
+            self._check_request(request, runs)
+
+    def _check_request(self, request: Request, runs: bool) -> None:
+        if (request.status is _RUNNING) != runs or request.status.is_finished:
+            raise AssertionError(f"{request!r} is in the wrong queue")
+        if (request.request_id in self._waiting_for_grammar) != (request.status is RequestStatus.WAITING_FOR_FSM):
+            raise AssertionError(f"{request!r} disagrees with the set that waits for grammars")
+        if not runs and (request.num_computed_tokens or request.num_output_placeholders or request.spec_token_ids):
+            raise AssertionError(f"{request!r} waits and keeps progress")
+        if not 0 <= request.num_output_placeholders <= len(self._in_flight):
+            raise AssertionError(f"{request!r} expects more outputs than plans are in flight")
+        if request.num_computed_tokens >= request.max_num_tokens or request.num_tokens >= request.max_num_tokens:
+            raise AssertionError(f"{request!r} is past its limit of {request.max_num_tokens} tokens")
