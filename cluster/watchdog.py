@@ -1,0 +1,56 @@
+"""The witness of a launcher: `python -m cluster.watchdog DIRECTORY`, in a session of its own, with a pipe as input.
+
+The launcher never closes its end of the pipe while it lives. If the pipe ends without the word that all is well, the
+launcher was killed, and this process ends whatever the run has left, found by the run's directory.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster import processes
+
+ALL_WELL = b"ended\n"
+END_SECONDS = 10.0
+
+
+def main(run_directory: Path) -> int:
+    """Wait for the launcher's end. Returns 0 if nothing is left then."""
+    # A signal that a service manager sends to a whole group is the launcher's business.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.stdin.buffer.read() == ALL_WELL:
+        return 0
+    return 1 if processes.end(run_directory, END_SECONDS) else 0
+
+
+class Watchdog:
+    """The launcher's end of it."""
+
+    def __init__(self, run_directory: Path) -> None:
+        """Start it. Call before the run's directory enters this process's environment."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cluster.watchdog", str(run_directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(__file__).resolve().parent.parent,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def dismiss(self, seconds: float = 5.0) -> None:
+        """All is well: let it go."""
+        try:
+            self._process.communicate(ALL_WELL, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
