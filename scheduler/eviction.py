@@ -12,13 +12,13 @@ class Eviction:
 
     def __init__(
         self,
-        kv: KVCacheManager,
+        kv_cache_manager: KVCacheManager,
         hit: Collection[int],
         num_scheduled_tokens: Mapping[str, int],
         partials: Mapping[str, Request],
     ) -> None:
-        """`hit`: cached blocks of the waiting request. `partials`: running requests that are partial."""
-        self._kv = kv
+        """`hit`: cached blocks of the waiting request's head. The mappings are those of the step in the making."""
+        self._kv = kv_cache_manager
         self._hit = frozenset(hit)
         self._num_scheduled_tokens = num_scheduled_tokens
         self._partials = partials

@@ -2,53 +2,22 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
+from scheduler.admission import Admission, Lack
 from scheduler.budget import Budget, StaticBudget
 from scheduler.config import SchedulerConfig
-from scheduler.eviction import Eviction
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.plan import NewRequest, RequestOutput, SchedulerStats, StepPlan, StepResult
+from scheduler.limits import is_long_prefill, num_new_tokens
+from scheduler.plan import RequestOutput, SchedulerStats, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused, RequestStatus
 from scheduler.request_queue import make_queue
+from scheduler.step import Step
 
 _RUNNING = RequestStatus.RUNNING
 
 _InFlight = tuple[Request, int, int, int, bool]
 """Of a request in a plan in flight: its stay (num_preemptions), its progress after the plan, how many
 drafts the plan verifies, and whether it samples. A plain tuple: there is one per request and step."""
-
-
-class _Lack(Enum):
-    """Why a waiting request cannot be admitted now."""
-
-    PLACE = auto()  # held back by the partial-prefill limits: not ready, so it is skipped
-    SEAT = auto()
-    BLOCKS = auto()
-    BUDGET = auto()
-
-
-@dataclass(slots=True)
-class _Step:
-    """A plan in the making."""
-
-    budget: int
-    """Tokens left."""
-    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    new_requests: dict[str, NewRequest] = field(default_factory=dict)
-    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
-    spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    chunks: list[Request] = field(default_factory=list)
-    """Running requests that were chunks when the step began, in admission order."""
-    partials: dict[str, Request] = field(default_factory=dict)
-    """Running requests that are partial as things stand; a chunk not reached yet is."""
-    drafting: list[Request] = field(default_factory=list)
-    preempted: set[str] = field(default_factory=set)
-    skipped: list[Request] = field(default_factory=list)
-    """Waiting requests that were not ready, taken out of the queue until the step is planned."""
-    admits: bool = True
-    """False once admission has ended for this step."""
 
 
 class Scheduler:
@@ -69,7 +38,8 @@ class Scheduler:
         self.config = config
         self.num_blocks = num_blocks
         self.budget: Budget = StaticBudget(config.max_num_batched_tokens) if budget is None else budget
-        self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.kv_cache_manager = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self._admission = Admission(config, self.kv_cache_manager)
         self.epoch = 0
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
@@ -147,9 +117,9 @@ class Scheduler:
         the new workers, who know no request.
         """
         for request in reversed(self.running):
-            self._release_stay(request, "epoch", num_uncomputed=0)
+            self._release_stay(request, "epoch")
         self.running.clear()
-        self.kv.block_pool.forget_all()
+        self.kv_cache_manager.block_pool.forget_all()
         self._in_flight.clear()
         self._finished_request_ids = []
         self._preempted_request_ids = []
@@ -186,7 +156,9 @@ class Scheduler:
             return None
         num_tokens, reason = self.budget.next_step(self.running)
         num_tokens = min(num_tokens, self.config.max_num_batched_tokens)
-        step = _Step(num_tokens)
+        step = Step(num_tokens)
+        if self.config.policy == "priority":
+            step.largest_priority = max((request.priority for request in self.running), default=None)
         self._schedule_decodes(step)
         self._schedule_drafts(step)
         self._schedule_chunks_and_prompts(step)
@@ -195,7 +167,7 @@ class Scheduler:
         self._token_budget, self._token_budget_reason = num_tokens, reason
         return self._send(step)
 
-    def _schedule_decodes(self, step: _Step) -> None:
+    def _schedule_decodes(self, step: Step) -> None:
         """Give each decoding request its token; sort out the chunks."""
         for request in tuple(self.running):
             if request.status is not _RUNNING:
@@ -208,7 +180,7 @@ class Scheduler:
                 if request.spec_token_ids:
                     step.drafting.append(request)
 
-    def _schedule_drafts(self, step: _Step) -> None:
+    def _schedule_drafts(self, step: Step) -> None:
         """Add draft tokens to decodes of this step, where they cost nobody else anything."""
         prompts_wait = step.partials or len(self.waiting) > len(self._waiting_for_grammar)
         reserved = self.config.block_size if prompts_wait else 0
@@ -217,22 +189,22 @@ class Scheduler:
             if request.request_id not in step.num_scheduled_tokens:
                 continue
             computed = request.num_computed_tokens
-            room = min(step.budget - reserved, self.kv.capacity(request) - computed, len(drafts))
+            room = min(step.budget - reserved, self.kv_cache_manager.capacity(request) - computed, len(drafts))
             if room <= 0:
                 continue
             # The request's one token is scheduled already: count it again, together with its drafts.
-            num_drafts = self._num_new_tokens(request, computed - 1, room + 1, num_drafts=room) - 1
+            num_drafts = num_new_tokens(self.config, request, computed - 1, room + 1, num_drafts=room) - 1
             if num_drafts > 0:
-                block_ids = self.kv.allocate(request, computed + num_drafts)
+                block_ids = self.kv_cache_manager.allocate(request, computed + num_drafts)
                 assert block_ids is not None  # within its capacity
-                self._add_tokens(request, num_drafts, block_ids, step)
+                step.add(request, num_drafts, block_ids)
                 step.spec_token_ids[request.request_id] = drafts[:num_drafts]
 
-    def _schedule_chunks_and_prompts(self, step: _Step) -> None:
+    def _schedule_chunks_and_prompts(self, step: Step) -> None:
         """Run through running chunks and waiting requests in the one order that the policy gives them."""
         chunks = deque(self.waiting.sort(step.chunks))
         while True:
-            head = self.waiting.peek() if step.admits and len(self.waiting) else None
+            head = self.waiting.peek() if step.admits and self.waiting else None
             if chunks and (head is None or not self.waiting.precedes(head, chunks[0])):
                 chunk = chunks.popleft()
                 if chunk.status is _RUNNING:
@@ -244,193 +216,85 @@ class Scheduler:
         for request in reversed(step.skipped):
             self.waiting.put_back(request)
 
-    def _schedule_running(self, request: Request, step: _Step) -> None:
+    def _schedule_running(self, request: Request, step: Step) -> None:
         """Schedule what a running request owes, preempting for its blocks; 0 tokens: skip it."""
         computed = request.num_computed_tokens
-        num_tokens = self._num_new_tokens(request, computed, step.budget)
+        num_tokens = num_new_tokens(self.config, request, computed, step.budget)
         if num_tokens <= 0:
             return
-        while (block_ids := self.kv.allocate(request, computed + num_tokens)) is None:
+        while (block_ids := self.kv_cache_manager.allocate(request, computed + num_tokens)) is None:
             victim = self.waiting.victim(self.running)
             self._preempt(victim, "blocks", step)
             if victim is request:
                 return
             step.admits = False
-        self._add_tokens(request, num_tokens, block_ids, step)
+        step.add(request, num_tokens, block_ids)
 
-    def _schedule_waiting(self, request: Request, step: _Step) -> None:
+    def _schedule_waiting(self, request: Request, step: Step) -> None:
         """Admit the head of the queue, skip it, or end admission."""
         if request.request_id in step.preempted:
             step.admits = False
         elif request.status is RequestStatus.WAITING_FOR_FSM:
             step.skipped.append(self.waiting.pop())
         else:
-            may_evict = self._may_evict(request)
+            may_evict = step.largest_priority is not None and step.largest_priority > request.priority
             if not may_evict and (step.budget <= 0 or len(self.running) >= self.config.max_num_seqs):
                 step.admits = False  # nobody behind it could be admitted either: spare the lookups
                 return
-            hit = self.kv.find_hit(request)
-            num_tokens, lack = self._try_to_fit(request, hit, Eviction(self.kv, hit, {}, {}), step)
-            if lack is not None and lack is not _Lack.BUDGET and may_evict:
-                num_tokens, lack = self._evict_for(request, hit, lack, step)
+            hit = self.kv_cache_manager.find_hit(request)
+            num_tokens, lack = self._admission.try_to_fit(request, hit, self.running, step)
+            if lack is not None and lack is not Lack.BUDGET and may_evict:
+                victims = self._admission.find_victims(request, hit, self.running, step, lack)
+                if victims:
+                    for victim in victims:
+                        self._preempt(victim, "priority", step)
+                    num_tokens, lack = self._admission.try_to_fit(request, hit, self.running, step)
             if lack is None:
                 self._admit(request, hit, num_tokens, step)
-            elif lack is _Lack.PLACE:
+            elif lack is Lack.PLACE:
                 step.skipped.append(self.waiting.pop())
             else:
                 step.admits = False
-
-    def _num_new_tokens(self, request: Request, num_computed: int, budget: int, num_drafts: int = 0) -> int:
-        """Tokens to compute of a request, running or waiting: all limits, applied by `min`.
-
-        What it owes, the threshold for long prefills, the budget, and its length: the last token is
-        sampled and never computed. Zero or less: nothing to do now.
-        """
-        owed = request.num_tokens + request.num_output_placeholders + num_drafts - num_computed
-        num_tokens = min(owed, budget, request.max_num_tokens - 1 - num_computed)
-        if owed > 1:
-            if not self.config.enable_chunked_prefill:
-                return num_tokens if owed <= budget else 0
-            if 0 < self.config.long_prefill_token_threshold < num_tokens:
-                return self.config.long_prefill_token_threshold
-        return num_tokens
 
     def _needs_token_value(self, request: Request) -> bool:
         """Its next step depends on which token was sampled, so it cannot run ahead of results."""
         return request.has_grammar or self.config.uses_drafter
 
-    def _add_tokens(self, request: Request, num_tokens: int, block_ids: Sequence[int], step: _Step) -> None:
-        """Put tokens of a running request, and the blocks appended for them, into the step."""
-        request_id = request.request_id
-        step.budget -= num_tokens
-        step.num_scheduled_tokens[request_id] = step.num_scheduled_tokens.get(request_id, 0) + num_tokens
-        request.num_computed_tokens += num_tokens
-        if block_ids:
-            step.new_block_ids.setdefault(request_id, []).extend(block_ids)
-        if request_id in step.partials and not request.is_partial:
-            del step.partials[request_id]
-
     # Admission and preemption
 
-    def _try_to_fit(
-        self, request: Request, hit: Sequence[int], gone: Eviction, step: _Step
-    ) -> tuple[int, _Lack | None]:
-        """How many tokens a waiting request could compute now, with `gone` evicted, and what it lacks.
-
-        The blocks of its whole sequence must be there, though they are allocated chunk by chunk:
-        prompts that admitted themselves chunk by chunk would end in a preemption storm.
-        """
-        num_computed = len(hit) * self.config.block_size
-        num_tokens = self._num_new_tokens(request, num_computed, step.budget + gone.num_tokens)
-        if self.config.enable_chunked_prefill and num_computed + num_tokens < request.num_tokens:
-            if len(step.partials) - gone.num_partials >= self.config.max_num_partial_prefills:
-                return num_tokens, _Lack.PLACE
-            num_long = sum(partial.is_long_prefill for partial in step.partials.values()) - gone.num_long_partials
-            if self._is_long(request, num_computed) and num_long >= self.config.max_long_partial_prefills:
-                return num_tokens, _Lack.PLACE
-        num_running = len(self.running) - len(gone.victims)
-        if num_running >= self.config.max_num_seqs:
-            return num_tokens, _Lack.SEAT
-        pool = self.kv.block_pool
-        num_free_hit = sum(pool.ref_counts[block_id] == 0 for block_id in hit) + gone.num_free_hit_blocks
-        num_owed = sum(
-            self.kv.num_owed_blocks(partial) for partial in step.partials.values() if not partial.is_decoding
-        )
-        num_available = (
-            (pool.num_free_blocks + gone.num_free_blocks)
-            - num_free_hit
-            - (num_owed - gone.num_owed_blocks)
-            - num_running
-        )
-        if self.kv.num_blocks_for(request.num_tokens) - len(hit) > num_available:
-            return num_tokens, _Lack.BLOCKS
-        return num_tokens, _Lack.BUDGET if num_tokens <= 0 else None
-
-    def _is_long(self, request: Request, num_computed: int) -> bool:
-        """A long prefill owes more than the threshold when admitted; with threshold 0 all do."""
-        return request.num_tokens - num_computed > self.config.long_prefill_token_threshold
-
-    def _may_evict(self, request: Request) -> bool:
-        """Whether some running request gives way to this waiting one."""
-        return self.config.policy == "priority" and any(other.priority > request.priority for other in self.running)
-
-    def _evict_for(self, request: Request, hit: Sequence[int], lack: _Lack, step: _Step) -> tuple[int, _Lack | None]:
-        """Evict running requests of lower priority if, and only if, that makes a waiting one fit.
-
-        Imagines victims gone from the worst on until it fits, then spares those that were not needed,
-        best first. Returns what `_try_to_fit` says afterwards, or 0 and the given lack.
-        """
-        gone = Eviction(self.kv, hit, step.num_scheduled_tokens, step.partials)
-        candidates = sorted(
-            (other for other in self.running if other.priority > request.priority),
-            key=lambda other: other.order_key,
-            reverse=True,
-        )
-        for victim in candidates:
-            gone.add(victim)
-            if self._try_to_fit(request, hit, gone, step)[1] is None:
-                break
-        else:
-            return 0, lack
-        for victim in reversed(list(gone.victims.values())):
-            gone.remove(victim)
-            if self._try_to_fit(request, hit, gone, step)[1] is not None:
-                gone.add(victim)
-        for victim in gone.victims.values():
-            self._preempt(victim, "priority", step)
-        return self._try_to_fit(request, hit, Eviction(self.kv, hit, {}, {}), step)
-
-    def _admit(self, request: Request, hit: Sequence[int], num_tokens: int, step: _Step) -> None:
+    def _admit(self, request: Request, hit: Sequence[int], num_tokens: int, step: Step) -> None:
         """Move the head of the queue to the running requests and schedule its first tokens."""
         self.waiting.pop()
-        self.kv.admit(request, hit)
+        self.kv_cache_manager.admit(request, hit)
         num_hit_tokens = len(hit) * self.config.block_size
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = num_hit_tokens
             self._prompt_tokens += request.num_prompt_tokens
             self._prompt_tokens_cached += num_hit_tokens
-        if self.kv.uses_cache(request):
+        if self.kv_cache_manager.uses_cache(request):
             self._prefix_cache_queries += request.num_tokens
             self._prefix_cache_hits += num_hit_tokens
         self._recomputed_tokens += max(0, request.num_lost_tokens - num_hit_tokens)
         request.num_lost_tokens = 0
-        request.is_long_prefill = self._is_long(request, num_hit_tokens)
+        request.is_long_prefill = is_long_prefill(self.config, request, num_hit_tokens)
         request.status = _RUNNING
         request.num_computed_tokens = num_hit_tokens
         self.running.append(request)
-        if self.kv.allocate(request, num_hit_tokens + num_tokens) is None:
+        if self.kv_cache_manager.allocate(request, num_hit_tokens + num_tokens) is None:
             raise AssertionError(f"{request!r} was admitted without blocks")
-        self._add_tokens(request, num_tokens, (), step)
-        if request.is_partial:
-            step.partials[request.request_id] = request
-        step.new_requests[request.request_id] = NewRequest(
-            request_id=request.request_id,
-            token_ids=request.all_token_ids[:],
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling_params=request.sampling_params,
-            block_ids=self.kv.tables[request.request_id].copy(),
-            num_computed_tokens=num_hit_tokens,
-            lora_id=request.lora_id,
-        )
+        step.add_new(request, num_tokens, self.kv_cache_manager.tables[request.request_id])
 
-    def _preempt(self, victim: Request, reason: str, step: _Step) -> None:
+    def _preempt(self, victim: Request, reason: str, step: Step) -> None:
         """Take a running request out of the plan and back to the queue; it keeps only its tokens."""
-        request_id = victim.request_id
-        num_tokens = step.num_scheduled_tokens.pop(request_id, 0)
-        step.budget += num_tokens
-        step.new_block_ids.pop(request_id, None)
-        step.spec_token_ids.pop(request_id, None)
-        step.partials.pop(request_id, None)
-        step.preempted.add(request_id)
-        if step.new_requests.pop(request_id, None) is None:
-            self._preempted_request_ids.append(request_id)
+        if step.take_back(victim):
+            self._preempted_request_ids.append(victim.request_id)
         self.running.remove(victim)
-        self._release_stay(victim, reason, num_tokens)
+        self._release_stay(victim, reason)
 
-    def _release_stay(self, request: Request, reason: str, num_uncomputed: int) -> None:
+    def _release_stay(self, request: Request, reason: str) -> None:
         """End a stay in RUNNING: rather recompute than believe memory that is given back."""
-        self.kv.free(request)
-        request.num_lost_tokens = min(request.num_computed_tokens - num_uncomputed, request.num_tokens)
+        self.kv_cache_manager.free(request)
+        request.num_lost_tokens = min(request.num_computed_tokens, request.num_tokens)
         request.num_computed_tokens = 0
         request.num_output_placeholders = 0
         request.spec_token_ids = []
@@ -439,13 +303,14 @@ class Scheduler:
         self._num_preemptions[reason] += 1
         self.waiting.put_back(request)
 
-    def _send(self, step: _Step) -> StepPlan:
+    def _send(self, step: Step) -> StepPlan:
         """Make the step final: count the outputs that it will bring, and share its prompt blocks.
 
         Prompt blocks are published now, so that a burst of requests shares them from the next plan
         on; plans run in order, and a step that fails ends the epoch.
         """
         in_flight: list[_InFlight] = []
+        spec_token_ids = step.spec_token_ids
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             request = self.requests[request_id]
             progress = request.num_computed_tokens
@@ -453,8 +318,8 @@ class Scheduler:
             if samples:
                 request.num_output_placeholders += 1
             if progress - num_tokens < request.num_prompt_tokens:
-                self.kv.publish(request, min(progress, request.num_prompt_tokens))
-            num_drafts = len(step.spec_token_ids.get(request_id, ()))
+                self.kv_cache_manager.publish(request, min(progress, request.num_prompt_tokens))
+            num_drafts = len(spec_token_ids[request_id]) if request_id in spec_token_ids else 0
             in_flight.append((request, request.num_preemptions, progress, num_drafts, samples))
         plan = StepPlan(
             epoch=self.epoch,
@@ -491,13 +356,14 @@ class Scheduler:
         _, in_flight = self._in_flight.popleft()
         self.budget.observe(plan, result)
         outputs = []
+        num_requests = len(self.requests)
         for request, stay, progress, num_drafts, samples in in_flight:
             if request.num_preemptions != stay or request.status is not _RUNNING:
                 continue
             output = self._apply(request, progress, num_drafts, samples, result)
             if output is not None:
                 outputs.append(output)
-        if any(output.finish_reason is not None for output in outputs):
+        if len(self.requests) < num_requests:
             self.running = [request for request in self.running if request.status is _RUNNING]
         return outputs
 
@@ -537,7 +403,7 @@ class Scheduler:
         if result.prompt_logprobs and request_id in result.prompt_logprobs:
             output = output or RequestOutput(request_id, [], None, request.num_cached_tokens)
             output.prompt_logprobs = result.prompt_logprobs[request_id]
-        self.kv.publish(request, min(progress, request.num_tokens))
+        self.kv_cache_manager.publish(request, min(progress, request.num_tokens))
         if status is not None and output is not None:
             output.finish_reason = status.value
             self._finish(request, status)
@@ -549,19 +415,19 @@ class Scheduler:
         Stop ids are masked in the sampler until min_tokens is met; the length is never gated.
         """
         room = request.max_num_tokens - request.num_tokens
-        for index, token_id in enumerate(token_ids, start=1):
+        for num_tokens, token_id in enumerate(token_ids, start=1):
             if token_id in request.stop_token_ids:
-                return token_ids[:index], RequestStatus.FINISHED_STOPPED
-            if index == room:
-                return token_ids[:index], RequestStatus.FINISHED_LENGTH
+                return token_ids[:num_tokens], RequestStatus.FINISHED_STOPPED
+            if num_tokens == room:
+                return token_ids[:num_tokens], RequestStatus.FINISHED_LENGTH
         return token_ids, None
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         """Free all that a request holds. The caller takes it out of its queue."""
         if request.status is _RUNNING:
             if status is RequestStatus.FINISHED_ERROR:
-                self.kv.withdraw(request)
-            self.kv.free(request)
+                self.kv_cache_manager.withdraw(request)
+            self.kv_cache_manager.free(request)
             self._finished_request_ids.append(request.request_id)
         self._waiting_for_grammar.discard(request.request_id)
         request.status = status
@@ -582,7 +448,7 @@ class Scheduler:
             num_requests_waiting=len(self.waiting),
             num_requests_waiting_for_grammar=len(self._waiting_for_grammar),
             num_blocks=self.num_blocks,
-            num_used_blocks=self.num_blocks - self.kv.block_pool.num_free_blocks,
+            num_used_blocks=self.num_blocks - self.kv_cache_manager.block_pool.num_free_blocks,
             token_budget=self._token_budget,
             token_budget_reason=self._token_budget_reason,
             prompt_tokens=self._prompt_tokens,
@@ -599,13 +465,13 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Prove the block pool and the scheduler's own books. Raises AssertionError at the first lie."""
-        self.kv.check_integrity(self.requests)
+        self.kv_cache_manager.check_integrity(self.requests)
         states = [(request, True) for request in self.running] + [(request, False) for request in self.waiting]
         if sorted(request.request_id for request, _ in states) != sorted(self.requests):
             raise AssertionError("running and waiting requests are not the known ones, each once")
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} requests run, above max_num_seqs {self.config.max_num_seqs}")
-        if self.kv.tables.keys() != {request.request_id for request in self.running}:
+        if self.kv_cache_manager.tables.keys() != {request.request_id for request in self.running}:
             raise AssertionError("block tables are not those of the running requests")
         num_chunks = sum(not request.is_decoding for request in self.running)
         limit = self.config.max_num_partial_prefills if self.config.enable_chunked_prefill else 0
