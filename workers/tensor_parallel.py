@@ -106,7 +106,7 @@ class TensorParallel:
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.contiguous()
         out = tensor.new_empty((self.size, *tensor.shape))
-        dist.all_gather_into_tensor(out, tensor)
+        dist.all_gather(list(out.unbind(0)), tensor)
         return out
 
     def _reduce_int(self, value: int, op: dist.ReduceOp.RedOpType) -> int:

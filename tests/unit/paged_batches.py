@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 
 import torch
+
 from workers.attention import AttentionBackend, AttentionMetadata
 from workers.kv_cache import allocate_kv_caches
 from workers.models import DecoderModel
