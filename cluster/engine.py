@@ -56,7 +56,7 @@ class Engine:
         make_scheduler: Callable[[ModelLimits], Scheduler],
         publish: Callable[[Sequence[RequestOutput]], None],
         overlap_depth: int,
-        make_observer: Callable[[ModelLimits], EngineObserver] | None = None,
+        observer: EngineObserver | None = None,
         step_log_size: int = 4096,
     ) -> None:
         """`publish` gets all that one step means, at most one output a request; it must not wait."""
@@ -64,8 +64,7 @@ class Engine:
         self._make_scheduler = make_scheduler
         self._publish = publish
         self._depth = overlap_depth
-        self._make_observer = make_observer
-        self._observer: EngineObserver = SilentObserver()
+        self._observer = observer or SilentObserver()
         self._scheduler: Scheduler | None = None
         self._log = StepLog(step_log_size)
         self._in_flight: deque[_Step] = deque()
@@ -84,9 +83,8 @@ class Engine:
         except BaseException:
             await self._executor.shutdown()
             raise
-        if self._make_observer is not None:
-            self._observer = self._make_observer(limits)
         self._state = "ready"
+        self._observer.set_up(True)
         return limits
 
     async def run(self) -> None:

@@ -48,6 +48,8 @@ class EngineSettings:
     """`max_num_seqs` and `max_num_batched_tokens` hold for the scheduler too."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     deadlines: EngineDeadlines = field(default_factory=EngineDeadlines)
+    app_name: str = "chunkserve"
+    """Whose metrics actor the engine reports to; empty: it reports to none."""
     engine_name: str = "engine"
     """Prefix of the replica's id."""
     model_name: str = "model"

@@ -50,7 +50,7 @@ def only_rank(config: WorkerConfig) -> RankWorker:
 
     if config.tensor_parallel_size != 1:
         raise ValueError(f"one process holds one rank; tensor_parallel_size is {config.tensor_parallel_size}")
-    return Worker(config, 0, "")
+    return Worker(config)
 
 
 class InProcessExecutor:

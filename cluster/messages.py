@@ -43,11 +43,14 @@ class GenerateSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """First message of a link's caller: proof, and who calls."""
+class Resume:
+    """Front end to engine, first thing on every link: how much it holds of what it waits for.
 
-    token: str
-    sender: str
+    The engine sends nothing before it, and sends on from there; requests it does not name are sent whole.
+    """
+
+    num_tokens: dict[str, int]
+    """request id -> tokens held; -1 when not even the admission has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +78,4 @@ class Finish:
 
 
 EngineToFrontend = Admission | TokenBatch
+FrontendToEngine = Resume | Finish
