@@ -1,11 +1,11 @@
-"""Settings of a front end: what it serves, what it accepts, and how long it waits."""
+"""Settings of a front end: what it serves and how much one request may ask for."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
-    """Checked when built; raises ValueError naming the setting. Limits bound work a single request can ask for."""
+    """Checked when built; raises ValueError naming the setting."""
 
     model_path: str
     """Local directory with the tokenizer, config.json and generation_config.json."""
@@ -17,15 +17,13 @@ class FrontendSettings:
     """Largest request body, in MiB; a larger one is a 413 before it was read."""
     max_choices: int = 128
     """Most choices of one request: prompts x n."""
-    max_queue_seconds: float = 600.0
-    """How long a request may wait for an engine to accept it before it is a 503."""
 
     def __post_init__(self) -> None:
         if not self.model_name:
             raise ValueError("model_name is empty; clients need a name to ask for")
         if self.api_key == "":
             raise ValueError("api_key is empty; leave it out to accept requests without a key")
-        for name in ("max_body_mb", "max_choices", "max_queue_seconds"):
+        for name in ("max_body_mb", "max_choices"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")

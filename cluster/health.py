@@ -1,0 +1,11 @@
+"""Whether a front end can serve, and if not, how far it is."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`phase` is "ready", or what is waited for, in a few words fit to be shown to anybody."""
+
+    ready: bool
+    phase: str
