@@ -37,13 +37,10 @@ class EngineMetrics:
     is touched: values are added to plain lists and dicts, and `snapshot` copies them.
     """
 
-    def __init__(self, block_size: int, num_blocks: int, enable_prefix_caching: bool) -> None:
-        """What start-up measured: tokens a KV block holds, and blocks. Built when the engine can serve."""
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._cache_config: SeriesKey = (
-            "cache_config_info", str(block_size), str(num_blocks), str(enable_prefix_caching)
-        )  # fmt: skip
-        self._up = True
+        self._cache_config: SeriesKey | None = None
+        self._up = False
         self._requests: dict[str, _RequestTimes] = {}
         self._stats: SchedulerStats | None = None
         self._finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
@@ -75,8 +72,13 @@ class EngineMetrics:
 
     # The engine's life
 
+    def set_cache_config(self, block_size: int, num_blocks: int, enable_prefix_caching: bool) -> None:
+        """What start-up measured: tokens a block holds, and blocks."""
+        with self._lock:
+            self._cache_config = ("cache_config_info", str(block_size), str(num_blocks), str(enable_prefix_caching))
+
     def set_up(self, up: bool) -> None:
-        """Whether the engine can serve now (`engine_up`); True when built."""
+        """Whether the engine can serve now (`engine_up`); False when built."""
         with self._lock:
             self._up = up
 
@@ -217,8 +219,10 @@ class EngineMetrics:
             counters |= {("admission_rejections", reason): count for reason, count in self._rejections.items()}
             counters |= {("engine_recoveries", cause): count for cause, count in self._recoveries.items()}
             histograms = {key: accumulator.totals() for key, accumulator in self._histograms.items()}
-            stats, up = self._stats, self._up
-        gauges: dict[SeriesKey, float] = {("engine_up",): float(up), self._cache_config: 1.0}
+            stats, up, cache_config = self._stats, self._up, self._cache_config
+        gauges: dict[SeriesKey, float] = {("engine_up",): float(up)}
+        if cache_config is not None:
+            gauges[cache_config] = 1.0
         if stats is not None:
             gauges |= _stats_gauges(stats)
             counters |= _stats_counters(stats)

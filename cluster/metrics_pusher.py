@@ -2,11 +2,12 @@
 
 An engine replica, before it loads:
 
-    pusher = MetricsPusher(app_name, replica_id, "engine", model_name)
+    metrics = EngineMetrics()
+    pusher = MetricsPusher(app_name, replica_id, "engine", model_name, metrics.snapshot)
     pusher.start()
     with pusher.phase("load"): ...
-    metrics = EngineMetrics(limits.block_size, limits.num_blocks, enable_prefix_caching)
-    pusher.watch(metrics.snapshot)  # the loop feeds `metrics`; `pusher.stop()` at shutdown
+    metrics.set_cache_config(limits.block_size, limits.num_blocks, enable_prefix_caching)
+    metrics.set_up(True)  # then the loop feeds `metrics`; `pusher.stop()` at shutdown
 
 A front end does the same with `FrontendMetrics` and the role "frontend". `GET /metrics` answers with
 `await get_metrics_actor(app_name).render.remote()` as `CONTENT_TYPE`; `/health` reads `status`.
@@ -38,10 +39,18 @@ class MetricsPusher:
     is logged and made good by the next one, because snapshots are totals.
     """
 
-    def __init__(self, app_name: str, source_id: str, role: SourceRole, model_name: str) -> None:
+    def __init__(
+        self,
+        app_name: str,
+        source_id: str,
+        role: SourceRole,
+        model_name: str,
+        snapshot: Callable[[], MetricsSnapshot] = MetricsSnapshot,
+    ) -> None:
+        """`snapshot`: `EngineMetrics.snapshot`, say, from any thread; a source without one still shows its phases."""
         self._app_name = app_name
         self._source = MetricsSource(source_id, time.time_ns(), role, model_name)
-        self._snapshot: Callable[[], MetricsSnapshot] = MetricsSnapshot
+        self._snapshot = snapshot
         self._phase: str | None = None
         self._finished_phases: dict[str, float] = {}
         self._actor: Any = None
@@ -54,24 +63,23 @@ class MetricsPusher:
         """Begin to push. Needs Ray to be initialised; creates the application's actor if there is none."""
         self._thread.start()
 
-    def watch(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
-        """Push what `snapshot` returns from now on; it is called on the pusher's thread."""
-        self._snapshot = snapshot
-
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Report the work inside as a phase of start-up; its time is reported only if it succeeds."""
         began = time.monotonic()
-        self.push_phase(name, None)
+        self.begin_phase(name)
         yield
-        self.push_phase(name, time.monotonic() - began)
+        self.end_phase(name, time.monotonic() - began)
 
-    def push_phase(self, name: str, seconds: float | None) -> None:
-        """A phase of start-up begins (`seconds` None) or has taken `seconds`. Waits for nothing."""
-        if seconds is None:
-            self._phase = name
-        else:
-            self._finished_phases = self._finished_phases | {name: seconds}
+    def begin_phase(self, name: str) -> None:
+        """The source is in phase `name` from now on. Returns at once, as `end_phase` does."""
+        self._phase = name
+        self._wake.set()
+
+    def end_phase(self, name: str, seconds: float) -> None:
+        """Phase `name` took `seconds`."""
+        self._finished_phases = self._finished_phases | {name: seconds}
+        if self._phase == name:
             self._phase = None
         self._wake.set()
 

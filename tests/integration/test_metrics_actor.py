@@ -51,12 +51,12 @@ def start_engine(app: str, source_id: str) -> Any:
 
     class Engine:  # Local, so that Ray ships it by value: workers cannot import a test module.
         def __init__(self) -> None:
-            self.metrics = EngineMetrics(16, 100, True)
-            self.pusher = MetricsPusher(app, source_id, "engine", "tiny")
-            self.pusher.watch(self.metrics.snapshot)
+            self.metrics = EngineMetrics()
+            self.pusher = MetricsPusher(app, source_id, "engine", "tiny", self.metrics.snapshot)
             self.pusher.start()
 
-        def refuse(self, num_refusals: int) -> None:
+        def serve(self, num_refusals: int) -> None:
+            self.metrics.set_up(True)
             for _ in range(num_refusals):
                 self.metrics.refuse("prompt")
 
@@ -66,7 +66,7 @@ def start_engine(app: str, source_id: str) -> Any:
 def test_engines_in_processes_are_added_up_and_outlived(app: str) -> None:
     create_metrics_actor(app)
     engines = [start_engine(app, f"engine-{number}") for number in range(2)]
-    ray.get([engine.refuse.remote(number) for number, engine in enumerate(engines, start=1)], timeout=60)
+    ray.get([engine.serve.remote(number) for number, engine in enumerate(engines, start=1)], timeout=60)
     wait_for("both engines' counts", lambda: scrape(app).get("chunkserve:admission_rejections_total") == 3)
     assert scrape(app)["chunkserve:engine_up"] == 2
     ray.kill(engines[0])
@@ -99,10 +99,9 @@ def test_one_actor_an_application(app: str) -> None:
 
 
 def test_a_pusher_survives_the_loss_of_the_actor(app: str) -> None:
-    metrics = EngineMetrics(16, 100, True)
+    metrics = EngineMetrics()
     metrics.refuse("prompt")
-    pusher = MetricsPusher(app, "engine", "engine", "tiny")
-    pusher.watch(metrics.snapshot)
+    pusher = MetricsPusher(app, "engine", "engine", "tiny", metrics.snapshot)
     pusher.start()
     wait_for("the first push", lambda: app_has(app, 1))
     remove_metrics_actor(app)

@@ -42,7 +42,7 @@ class Steps:
     """Feeds steps to an EngineMetrics by a clock of its own that runs from the present on."""
 
     def __init__(self) -> None:
-        self.metrics = EngineMetrics(16, 100, True)
+        self.metrics = EngineMetrics()
         self.start = time.perf_counter()
         self.step_id = 0
 
@@ -168,8 +168,10 @@ def test_an_abort_is_counted_once_and_leaves_no_latency() -> None:
 
 
 def test_gauges_and_counters_are_the_schedulers_own() -> None:
-    metrics = EngineMetrics(16, 100, True)
-    assert metrics.snapshot().gauges == {("engine_up",): 1.0, ("cache_config_info", "16", "100", "True"): 1.0}
+    metrics = EngineMetrics()
+    assert metrics.snapshot().gauges == {("engine_up",): 0.0}
+    metrics.set_cache_config(16, 100, True)
+    metrics.set_up(True)
     metrics.refuse("prompt")
     metrics.recovered("worker_lost")
     metrics.update_stats(stats(running=3, waiting=5, used=25, grammar=2))
@@ -203,12 +205,6 @@ def test_gauges_and_counters_are_the_schedulers_own() -> None:
     assert {key: snapshot.counters[key] for key in expected} == expected
 
 
-def test_an_engine_that_cannot_serve_says_so() -> None:
-    metrics = EngineMetrics(16, 100, True)
-    metrics.set_up(False)
-    assert metrics.snapshot().gauges[("engine_up",)] == 0.0
-
-
 def test_a_snapshot_does_not_change_afterwards() -> None:
     steps = Steps()
     before = steps.metrics.snapshot()
@@ -218,7 +214,8 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
 
 
 def test_every_key_names_a_series_with_as_many_labels() -> None:
-    metrics = EngineMetrics(16, 100, True)
+    metrics = EngineMetrics()
+    metrics.set_cache_config(16, 100, True)
     metrics.update_stats(stats())
     metrics.refuse("prompt")
     frontend = FrontendMetrics()
