@@ -2,14 +2,19 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from cluster import processes
+from cluster.errors import EngineError
 from cluster.watchdog import Watchdog
 
 STREAM_SECONDS = 24 * 3600
@@ -30,10 +35,11 @@ def serve_environment(run_directory: Path, *, haproxy: bool) -> dict[str, str]:
 
     HAProxy's sockets get a node's id of 56 characters put into their path, and may have 97 in all.
     """
-    stats_port, metrics_port = free_ports(2)
+    stats_port, metrics_port, fallback_port, fallback_grpc_port = free_ports(4)
     return {
-        # Unset, `ray.init` would turn token authentication on and leave a token in the home directory.
-        "RAY_AUTH_MODE": "disabled",
+        # Left to itself, `ray.init` would leave a token in the home directory that later clusters demand.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # A worker that does not answer is not worth the default 5 s of grace.
         "RAY_kill_worker_timeout_milliseconds": "500",
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
@@ -45,6 +51,9 @@ def serve_environment(run_directory: Path, *, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_directory / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        # Where HAProxy turns when no front end lives: never to another run's.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
         # A reload of HAProxy (front ends came or went) cuts streams that are still open after this long.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(STREAM_SECONDS),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(STREAM_SECONDS),
@@ -82,14 +91,18 @@ class LocalRay:
         self._num_cpus = num_cpus
         self._root = root
         self._watchdog = Watchdog(self.directory)
+        self._pillars: list[psutil.Process] = []
 
     def start(self) -> None:
-        """Start Ray here, with a session of its own even where other Rays run. Takes seconds."""
-        import ray
+        """Start Ray here, with a session of its own even where other Rays run. Takes seconds.
 
+        Ray and Serve read the environment when they are imported: nothing may have imported them before.
+        """
         os.environ.update(serve_environment(self.directory, haproxy=self.haproxy))
         paths = [str(self._root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        import ray
+
         ray.init(
             address="local",
             num_cpus=self._num_cpus,
@@ -97,19 +110,34 @@ class LocalRay:
             log_to_driver=False,
             logging_level="WARNING",
             _temp_dir=str(self.directory),
+            _node_ip_address="127.0.0.1",
         )
+        children = psutil.Process().children()
+        self._pillars = [child for child in children if child.name() in ("raylet", "gcs_server")]
 
-    def stop(self, *, keep_logs: bool = False) -> list[int]:
-        """End everything; returns the ids of processes that survived (none, unless the kernel holds them)."""
-        import ray
+    def describe(self) -> str:
+        return f"starting Ray with its logs in {self.directory}"
 
-        within(10.0, ray.shutdown)
+    def check(self) -> None:
+        """Raises EngineError if a process without which Ray cannot live has ended."""
+        for process in self._pillars:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                raise EngineError(f"Ray's process {process.pid} has died; its logs are in {self.directory}")
+
+    def stop(self, *, keep_logs: bool) -> None:
+        """End everything within about 20 s, and remove the run's directory unless its logs are to be kept.
+
+        Raises EngineError naming processes that do not end.
+        """
+        if "ray" in sys.modules:
+            within(10.0, sys.modules["ray"].shutdown)
         living = self.kill()
-        if not keep_logs and not living:
-            shutil.rmtree(self.directory, ignore_errors=True)
         self._watchdog.dismiss()
-        return living
+        if living:
+            raise EngineError(f"processes {living} of this run do not end")
+        if not keep_logs:
+            shutil.rmtree(self.directory)
 
     def kill(self) -> list[int]:
-        """End every process of the run at once."""
+        """End every process of the run at once; returns those that live on (none, unless the kernel holds them)."""
         return processes.end(self.directory, 10.0, exclude=[self._watchdog.pid])

@@ -1,0 +1,135 @@
+"""The application on a connected Ray: deployed, watched while it loads, asked what it runs on, drained."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from cluster.app import APP_NAME, ENGINE, FRONTEND, build_app
+from cluster.config import Settings
+from cluster.deploy_failure import cause_of
+from cluster.engine_settings import EngineSettings
+from cluster.errors import EngineError
+from cluster.frontend_settings import FrontendSettings
+from cluster.metrics_actor import create_metrics_actor
+from cluster.placement import placement_strategy
+from cluster.signals import StopSignals
+from workers.config import ModelLimits
+
+Say = Callable[[str], None]
+
+_POLL_SECONDS = 0.25
+_ASK_SECONDS = 10.0
+_HEALTH_SECONDS = 60.0
+"""From the application's being deployed to the first good /health through the proxy."""
+
+
+class Service:
+    """One application, from its deployment to its end. Every wait has a deadline or ends with the application."""
+
+    def __init__(self, settings: Settings, engine: EngineSettings, frontend: FrontendSettings, say: Say) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._frontend = frontend
+        self._say = say
+        self._failure: str | None = None
+        self._metrics: Any = None
+        self._shown: dict[str, set[str]] = {}
+
+    @property
+    def base_url(self) -> str:
+        """Where clients find the service. An address for every interface is shown as this machine's."""
+        host = self._settings.server.host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        return f"http://{f'[{shown}]' if ':' in shown else shown}:{self._settings.server.port}"
+
+    def deploy(self) -> None:
+        """Start the proxy and hand the application to Serve, which builds front ends and engines at once."""
+        server = self._settings.server
+        serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
+        self._metrics = create_metrics_actor(APP_NAME)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        app = build_app(
+            self._settings, self._engine, self._frontend, placement_strategy(self._engine.placement_bundles(), nodes)
+        )
+        self._deploying = threading.Thread(target=self._run, args=(app,), name="deploy", daemon=True)
+        self._deploying.start()
+
+    def _run(self, app: Any) -> None:
+        try:
+            serve.run(app, name=APP_NAME, route_prefix="/")
+        except Exception as error:  # of whatever kind: it is the cause that the waiting thread reports
+            self._failure = str(error) or repr(error)
+
+    def wait_ready(self, stop: StopSignals) -> bool:
+        """Show phases until /health is good; False when a stop was asked for. Raises EngineError with the cause."""
+        while self._deploying.is_alive():
+            if stop.wait(_POLL_SECONDS):
+                return False
+            self._show_phases()
+        if self._failure is not None:
+            raise EngineError(cause_of(self._failure))
+        self._show_phases()
+        deadline = time.monotonic() + _HEALTH_SECONDS
+        while not self._is_healthy():
+            if time.monotonic() > deadline:
+                raise EngineError(f"{self.base_url}/health was not good within {_HEALTH_SECONDS:.0f} s of loading")
+            if stop.wait(_POLL_SECONDS):
+                return False
+        return True
+
+    def _is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.base_url}/health", timeout=_ASK_SECONDS, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _show_phases(self) -> None:
+        """Say each phase once when it begins and once, with its time, when it has ended."""
+        try:
+            statuses = ray.get(self._metrics.status.remote(), timeout=_ASK_SECONDS)
+        except RayError:
+            return  # it is started again by Ray; phases are only shown
+        for status in statuses:
+            shown = self._shown.setdefault(status.source_id, set())
+            who = f"engine {status.engine}" if status.role == "engine" else status.role
+            for phase, seconds in status.finished_phases.items():
+                if f"{phase} done" not in shown:
+                    shown.add(f"{phase} done")
+                    self._say(f"{who}: {phase} took {seconds:.1f} s")
+            if status.phase is not None and status.phase not in shown:
+                shown.add(status.phase)
+                self._say(f"{who}: {status.phase} ...")
+
+    def describe(self) -> list[str]:
+        """What was measured and chosen, one fact a line."""
+        handle = serve.get_deployment_handle(ENGINE, APP_NAME)
+        limits: ModelLimits = handle.limits.remote().result(timeout_s=_ASK_SECONDS)
+        return [
+            f"KV cache: {limits.num_blocks} blocks of {limits.block_size} tokens",
+            f"max_model_len: {limits.max_model_len}",
+            f"proxy: {proxy_in_use()}",
+        ]
+
+    def drain(self, seconds: float) -> str:
+        """Every front end refuses what is new and ends what is open, after `seconds` by force; how that went."""
+        handle = serve.get_deployment_handle(FRONTEND, APP_NAME)
+        try:
+            handle.broadcast("drain", seconds).results(timeout_s=seconds + _ASK_SECONDS)
+        except (RayError, TimeoutError, RayServeException) as error:
+            return f"not every front end has drained: {error}"
+        return "drained"
+
+
+def proxy_in_use() -> str:
+    """Whose HTTP proxy serves: a cluster that was started without HAProxy has Serve's own."""
+    from ray.serve.context import _get_global_client
+
+    proxies = ray.get(_get_global_client()._controller.get_proxies.remote(), timeout=_ASK_SECONDS)
+    return "HAProxy" if any("HAProxy" in repr(proxy) for proxy in proxies.values()) else "Serve's Python proxy (slower)"
