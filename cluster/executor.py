@@ -46,10 +46,10 @@ class RankWorker(Protocol):
 
 def only_rank(config: WorkerConfig) -> RankWorker:
     """A group of one rank. Raises ValueError when the config asks for more."""
-    from workers.worker import Worker  # torch: seconds to import, and not needed where this is not called
-
     if config.tensor_parallel_size != 1:
         raise ValueError(f"one process holds one rank; tensor_parallel_size is {config.tensor_parallel_size}")
+    from workers.worker import Worker  # torch: seconds to import, and not needed where this is not called
+
     return Worker(config)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from cluster.messages import Admission, GenerateSummary, LinkAddress, Resume, TokenBatch
 from cluster.token_link import HEARTBEAT, HEARTBEAT_SECONDS, decode_from_frontend, encode_message
 from scheduler.plan import PromptLogprobs, RequestOutput, TokenLogprobs
-from workers.link import GREETING_SECONDS, AsyncLink, LinkError, connect
+from workers.link import GREETING_SECONDS, MAX_BUFFERED_BYTES, AsyncLink, LinkError, connect
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,18 @@ class _Frontend:
     """One front end: its link, when there is one, and the requests it sent."""
 
     def __init__(
-        self, address: LinkAddress, engine_id: str, finish_request: FinishRequest, orphan_seconds: float
+        self,
+        address: LinkAddress,
+        engine_id: str,
+        finish_request: FinishRequest,
+        orphan_seconds: float,
+        max_buffered: int,
     ) -> None:
         self._address = address
         self._engine_id = engine_id
         self._finish_request = finish_request
         self._orphan_seconds = orphan_seconds
+        self._max_buffered = max_buffered
         self.requests: dict[str, RequestTokens] = {}
         self._link: AsyncLink | None = None
         self._resumed = False
@@ -107,7 +113,7 @@ class _Frontend:
         try:
             self._link = await connect(
                 address.host, address.port, address.token, self._engine_id,
-                self._received, self._closed, min(GREETING_SECONDS, self._orphan_seconds),
+                self._received, self._closed, min(GREETING_SECONDS, self._orphan_seconds), self._max_buffered,
             )  # fmt: skip
             async with asyncio.timeout(GREETING_SECONDS):
                 await self._change()
@@ -179,11 +185,21 @@ class _Frontend:
 class TokenSender:
     """All front ends of one engine. Every method belongs to the engine's loop."""
 
-    def __init__(self, engine_id: str, finish_request: FinishRequest, orphan_seconds: float) -> None:
-        """`orphan_seconds`: how long an unreachable front end's requests live, and ended requests are kept for it."""
+    def __init__(
+        self,
+        engine_id: str,
+        finish_request: FinishRequest,
+        orphan_seconds: float,
+        max_buffered: int = MAX_BUFFERED_BYTES,
+    ) -> None:
+        """`orphan_seconds`: how long an unreachable front end's requests live, and ended requests are kept for it.
+
+        `max_buffered`: bytes that may wait for a front end before its link is dropped.
+        """
         self._engine_id = engine_id
         self._finish_request = finish_request
         self._orphan_seconds = orphan_seconds
+        self._max_buffered = max_buffered
         self._frontends: dict[LinkAddress, _Frontend] = {}
         self._of_request: dict[str, _Frontend] = {}
         self._pending: list[RequestOutput] = []
@@ -197,7 +213,9 @@ class TokenSender:
         """A request has come. Follow with `admit` or `refuse`."""
         frontend = self._frontends.get(reply_to)
         if frontend is None:
-            frontend = _Frontend(reply_to, self._engine_id, self._finish_request, self._orphan_seconds)
+            frontend = _Frontend(
+                reply_to, self._engine_id, self._finish_request, self._orphan_seconds, self._max_buffered
+            )
             self._frontends[reply_to] = frontend
             self._keep(self._serve(reply_to, frontend))
         frontend.requests[request_id] = RequestTokens(request_id, on_end)

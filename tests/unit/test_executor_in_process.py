@@ -1,0 +1,102 @@
+"""The executor that runs its one rank in a thread."""
+
+import asyncio
+import threading
+
+import pytest
+from fake_executor import LIMITS
+
+from cluster.errors import ExecutorError
+from cluster.executor import InProcessExecutor, only_rank
+from scheduler.plan import StepPlan, StepResult
+from workers.config import ModelLimits, WorkerConfig
+
+DEADLINE = 20.0
+
+
+class RecordingWorker:
+    def __init__(self, broken_step: int | None = None, start_error: Exception | None = None) -> None:
+        self.calls: list[str] = []
+        self.threads: set[str] = set()
+        self._broken_step = broken_step
+        self._start_error = start_error
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        self.threads.add(threading.current_thread().name)
+
+    def load(self) -> None:
+        self._called("load")
+        if self._start_error is not None:
+            raise self._start_error
+
+    def measure(self) -> ModelLimits:
+        self._called("measure")
+        return LIMITS
+
+    def allocate(self, limits: ModelLimits) -> None:
+        self._called(f"allocate {limits.num_blocks}")
+
+    def execute_step(self, plan: StepPlan) -> StepResult:
+        self._called(f"step {plan.step_id}")
+        if plan.step_id == self._broken_step:
+            raise RuntimeError("slot 7 is taken")
+        return StepResult(plan.epoch, plan.step_id)
+
+    def shutdown(self) -> None:
+        self._called("shutdown")
+
+
+def plan(step_id: int) -> StepPlan:
+    return StepPlan(0, step_id, {"a": 1})
+
+
+async def test_calls_in_order_on_one_thread() -> None:
+    worker = RecordingWorker()
+    executor = InProcessExecutor(lambda: worker)
+    assert await executor.start() == LIMITS
+    results = await asyncio.gather(*[executor.execute_step(plan(step_id)) for step_id in range(4)])
+    assert [result.step_id for result in results] == [0, 1, 2, 3]
+    executor.check_health()
+    await executor.shutdown()
+    steps = [f"step {step_id}" for step_id in range(4)]
+    assert worker.calls == ["load", "measure", f"allocate {LIMITS.num_blocks}", *steps, "shutdown"]
+    assert len(worker.threads) == 1
+    assert worker.threads != {threading.current_thread().name}
+
+
+async def test_failed_step_fails_it_and_all_later_ones() -> None:
+    worker = RecordingWorker(broken_step=1)
+    executor = InProcessExecutor(lambda: worker)
+    await executor.start()
+    results = await asyncio.gather(*[executor.execute_step(plan(n)) for n in range(3)], return_exceptions=True)
+    assert isinstance(results[0], StepResult)
+    for failed in results[1:]:
+        assert isinstance(failed, ExecutorError)
+        assert str(failed) == "rank 0 failed: RuntimeError: slot 7 is taken"
+    assert "step 2" not in worker.calls
+    with pytest.raises(ExecutorError, match="slot 7 is taken"):
+        executor.check_health()
+    await executor.shutdown()
+    assert worker.calls[-1] == "shutdown"
+
+
+async def test_failed_start() -> None:
+    executor = InProcessExecutor(lambda: RecordingWorker(start_error=FileNotFoundError("no config.json in /x")))
+    with pytest.raises(ExecutorError, match=r"rank 0 failed: FileNotFoundError: no config\.json"):
+        await executor.start()
+    await executor.shutdown()
+
+
+async def test_no_steps_after_shutdown() -> None:
+    executor = InProcessExecutor(RecordingWorker)
+    await executor.start()
+    await executor.shutdown()
+    with pytest.raises(ExecutorError, match="shut down"):
+        executor.check_health()
+
+
+def test_one_process_holds_one_rank() -> None:
+    config = WorkerConfig("/models/x", max_num_seqs=1, max_num_batched_tokens=8, tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="tensor_parallel_size is 2"):
+        only_rank(config)
