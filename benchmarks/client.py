@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import aiohttp
@@ -41,7 +42,7 @@ class RequestRecord:
     @property
     def itl(self) -> list[float]:
         """Seconds between neighbouring tokens."""
-        return [after - before for before, after in zip(self.token_times, self.token_times[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.token_times)]
 
     @property
     def tpot(self) -> float | None:

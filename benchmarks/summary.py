@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.client import RequestRecord
@@ -76,7 +77,7 @@ def steady_gaps(records: Iterable[RequestRecord]) -> tuple[list[float], list[flo
     for record in records:
         if record.kind != "steady":
             continue
-        for before, after in zip(record.token_times, record.token_times[1:], strict=False):
+        for before, after in pairwise(record.token_times):
             overlaps = any(after > start and before < end for start, end in prefills)
             (during if overlaps else otherwise).append(after - before)
     return during, otherwise

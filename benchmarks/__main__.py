@@ -1,0 +1,22 @@
+"""`python -m benchmarks NAME [options]`, or `make bench ARGS="NAME [options]"`; without a name, scheduler_cost."""
+
+import importlib
+import sys
+from pathlib import Path
+
+NAMES = ("scheduler_cost", "loadgen", "chunked_prefill", "disconnects", "gpu_check")
+
+
+def main(argv: list[str]) -> int:
+    """Run one benchmark with the rest of the arguments; its exit code."""
+    name, *rest = argv or ["scheduler_cost"]
+    if name not in NAMES:
+        print(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    # `python benchmarks` puts this folder on the path, and not the one above it.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    return int(importlib.import_module(f"benchmarks.{name}").main(rest) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
