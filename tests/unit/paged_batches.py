@@ -12,7 +12,11 @@ from workers.tensor_parallel import TensorParallel
 
 
 def build_metadata(
-    query_lens: Sequence[int], seq_lens: Sequence[int], block_tables: Sequence[Sequence[int]], block_size: int
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    block_size: int,
+    device: str = "cpu",
 ) -> AttentionMetadata:
     """Metadata of requests whose block tables are as long as needed or longer."""
     slots = [
@@ -22,12 +26,12 @@ def build_metadata(
     ]
     width = max(map(len, block_tables))
     return AttentionMetadata(
-        query_start_loc=torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        query_start_loc=torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).to(device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         block_table=torch.tensor(
-            [[*blocks, *[0] * (width - len(blocks))] for blocks in block_tables], dtype=torch.int32
+            [[*blocks, *[0] * (width - len(blocks))] for blocks in block_tables], dtype=torch.int32, device=device
         ),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
         max_query_len=max(query_lens),
         max_seq_len=max(seq_lens),
         host_query_lens=list(query_lens),

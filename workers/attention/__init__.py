@@ -1,11 +1,14 @@
 """Attention backends behind one lazy registry: a leaf is imported only when it is chosen."""
 
+import logging
 from collections.abc import Callable
 
 import torch
 
 from workers.attention.base import AttentionBackend
 from workers.attention.metadata import AttentionMetadata
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["AttentionBackend", "AttentionMetadata", "select_backend"]
 
@@ -36,7 +39,8 @@ def select_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim
     if name == "auto":
         try:
             return _flash(device, dtype, head_dim)
-        except ValueError:
+        except ValueError as error:
+            logger.info("%s: using 'torch'", error)
             return _torch(device, dtype, head_dim)
     if name not in _FACTORIES:
         raise ValueError(f"attention backend {name!r} is unknown; there are: auto, {', '.join(_FACTORIES)}")

@@ -206,7 +206,9 @@ class _LayerReader:
     def _read(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> torch.Tensor:
-        return self._checkpoint.read(name, shape, rows, columns).to(self._device, self._dtype).contiguous()
+        part = self._checkpoint.read(name, shape, rows, columns)
+        # Always a copy: a slice is a view that would keep the whole tensor, or the mapped file, alive.
+        return part.to(self._device, self._dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _scaled(heads: range, head_dim: int) -> range:

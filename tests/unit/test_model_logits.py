@@ -1,0 +1,137 @@
+"""The decoder against Hugging Face transformers in float32: whole prompts, and chunks mixed with decodes."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from paged_batches import chunked_logits
+from tiny_models import KINDS, VOCAB_SIZE, reference_greedy, reference_logits, save_model, tiny_model
+
+from workers.attention import select_backend
+from workers.models import DecoderModel, load_model, read_model_config
+from workers.tensor_parallel import TensorParallel
+
+CPU = torch.device("cpu")
+GENERATOR = torch.Generator().manual_seed(5)
+LENGTHS = [100, 47, 130]
+SEQUENCES = [torch.randint(VOCAB_SIZE, (n,), generator=GENERATOR).tolist() for n in LENGTHS]
+WHOLE = [[n] for n in LENGTHS]
+MIXED = [[30, 1, 1, 60, 8], [5, 5, 20, 1, 1, 1, 14], [64, 64, 2]]
+SINGLES = [[1] * 30, [20] + [1] * 27, [1] * 40]
+
+
+def load(path: str, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    backend = select_backend("torch", CPU, dtype, read_model_config(path).head_dim)
+    return load_model(path, TensorParallel(), CPU, dtype, backend)
+
+
+def logits(path: str, chunks: list[list[int]], block_size: int = 16) -> list[torch.Tensor]:
+    sequences = [sequence[: sum(c)] for sequence, c in zip(SEQUENCES, chunks, strict=False)]
+    backend = select_backend("torch", CPU, torch.float32, 8)
+    return chunked_logits(load(path), TensorParallel(), backend, sequences, chunks, block_size)
+
+
+def assert_equals_reference(path: str, chunks: list[list[int]], block_size: int = 16) -> None:
+    for sequence, ours in zip(SEQUENCES, logits(path, chunks, block_size), strict=False):
+        difference = float((ours - reference_logits(path, sequence[: len(ours)])).abs().max())
+        assert difference < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("chunks", "block_size"), [(WHOLE, 16), (MIXED, 16), (MIXED, 5), (SINGLES, 16)], ids=["whole", "mixed", "5", "one"]
+)
+def test_logits_equal_the_reference(kind: str, chunks: list[list[int]], block_size: int) -> None:
+    assert_equals_reference(tiny_model(kind), chunks, block_size)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.5},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False,
+         "beta_fast": 20, "mscale": 1.2, "mscale_all_dim": 0.7},
+        {"rope_type": "dynamic", "factor": 3.0},
+    ],
+    ids=["linear", "yarn", "yarn-mscale", "dynamic"],
+)  # fmt: skip
+def test_rope_variants_equal_the_reference(rope: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("rope")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rope_parameters={"rope_theta": 10000.0, **rope},
+    )
+    save_model(config, path)
+    assert_equals_reference(str(path), MIXED[:2])
+
+
+@pytest.mark.parametrize("biased", [transformers.LlamaConfig, transformers.Qwen3Config])
+def test_biases_equal_the_reference(
+    biased: type[transformers.PreTrainedConfig], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("biased")
+    config = biased(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        attention_bias=True,
+        **({"mlp_bias": True} if biased is transformers.LlamaConfig else {}),
+    )
+    save_model(config, path)
+    assert_equals_reference(str(path), MIXED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_weight_or_window_would_show(kind: str) -> None:
+    """The comparison's own proof: logits move by far more than its tolerance when one norm weight does."""
+    model = load(tiny_model(kind))
+    backend = select_backend("torch", CPU, torch.float32, 8)
+    before = chunked_logits(model, TensorParallel(), backend, SEQUENCES[:1], WHOLE[:1])[0]
+    model.weights()["layers.0.attention_norm.weight"][0] += 0.5
+    after = chunked_logits(model, TensorParallel(), backend, SEQUENCES[:1], WHOLE[:1])[0]
+    assert float((before - after).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_models_have_no_near_ties(kind: str) -> None:
+    _, lead = reference_greedy(tiny_model(kind), SEQUENCES[0][:20], 12)
+    assert lead > 1e-3
+
+
+def test_bfloat16_stays_near_the_reference() -> None:
+    path = tiny_model("smollm2")
+    backend = select_backend("torch", CPU, torch.bfloat16, 8)
+    model = load(path, torch.bfloat16)
+    ours = chunked_logits(model, TensorParallel(), backend, SEQUENCES[:1], MIXED[:1], dtype=torch.bfloat16)[0]
+    assert ours.dtype == torch.bfloat16
+    difference = (ours.float() - reference_logits(path, SEQUENCES[0])).abs()
+    assert float(difference.mean()) < 0.05
+
+
+def test_a_model_runs_without_transformers() -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None; sys.modules['ray'] = None\n"
+        "import torch\n"
+        "from workers.models import load_model\n"
+        "from workers.attention import select_backend\n"
+        "from workers.tensor_parallel import TensorParallel\n"
+        "cpu = torch.device('cpu')\n"
+        f"m = load_model({tiny_model('qwen3')!r}, TensorParallel(), cpu, torch.float32,"
+        " select_backend('auto', cpu, torch.float32, 16))\n"
+        "print(m.num_layers, m.num_kv_heads, m.head_dim, m.vocab_size, m.max_position_embeddings)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["2", "3", "16", "301", "512"]
