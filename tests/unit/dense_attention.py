@@ -34,10 +34,11 @@ def largest_error(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    stale: float = float("nan"),
 ) -> float:
     """Largest absolute difference from dense attention over one mixed step.
 
-    The contexts' KV is written by a step of its own, through permuted block tables; unwritten slots stay zero.
+    The contexts' KV is written by a step of its own, through permuted block tables. All slots hold `stale` before.
     """
     generator = torch.Generator().manual_seed(seed)
     seq_lens = [q + c for q, c in zip(query_lens, contexts, strict=True)]
@@ -46,7 +47,8 @@ def largest_error(
     values = [torch.randn(n, kv_heads, head_dim, generator=generator).to(dtype) for n in seq_lens]
     q = torch.randn(sum(query_lens), query_heads, head_dim, generator=generator).to(dtype)
     scale = head_dim**-0.5
-    cache = torch.zeros(backend.kv_cache_shape(num_blocks, block_size, kv_heads, head_dim), dtype=dtype, device=device)
+    shape = backend.kv_cache_shape(num_blocks, block_size, kv_heads, head_dim)
+    cache = torch.full(shape, stale, dtype=dtype, device=device)
 
     before = [i for i, c in enumerate(contexts) if c]
     if before:

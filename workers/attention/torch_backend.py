@@ -40,6 +40,7 @@ class TorchStep:
 
     slots: torch.Tensor  # [num_tokens * num_kv_heads], rows of a cache seen as [num_blocks * heads * block_size, dim]
     groups: list[RowGroup]
+    fresh_blocks: torch.Tensor | None  # blocks that this step starts and leaves partly unwritten
 
 
 class TorchAttention:
@@ -61,9 +62,12 @@ class TorchAttention:
             _row_group(members, query_len, metadata, kv_cache, window)
             for query_len, members in _grouped(metadata, block_size)
         ]
-        return TorchStep(rows.flatten(), groups)
+        return TorchStep(rows.flatten(), groups, _fresh_blocks(metadata, block_size))
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, step: TorchStep) -> None:
+        if step.fresh_blocks is not None:
+            # What a former owner left behind is masked, but if it is not finite even a weight of 0 spreads it.
+            kv_cache.index_fill_(1, step.fresh_blocks, 0)
         keys, values = kv_cache.view(2, -1, kv_cache.shape[-1]).unbind(0)
         keys.index_copy_(0, step.slots, k.reshape(-1, k.shape[-1]))
         values.index_copy_(0, step.slots, v.reshape(-1, v.shape[-1]))
@@ -126,6 +130,21 @@ def _grouped(metadata: AttentionMetadata, block_size: int) -> list[tuple[int, li
     return [(query_len, members) for (query_len, _), members in short.items()] + tiles
 
 
+def _fresh_blocks(metadata: AttentionMetadata, block_size: int) -> torch.Tensor | None:
+    """A request's last block, where its first slot is written in this step and its last is not."""
+    at = [
+        (request, seq_len // block_size)
+        for request, (query_len, seq_len) in enumerate(
+            zip(metadata.host_query_lens, metadata.host_seq_lens, strict=True)
+        )
+        if 0 < seq_len % block_size <= query_len
+    ]
+    if not at:
+        return None
+    requests, columns = torch.tensor(at, device=metadata.block_table.device).unbind(1)
+    return metadata.block_table[requests, columns].long()
+
+
 def _row_group(
     members: list[_Member], length: int, metadata: AttentionMetadata, kv_cache: torch.Tensor, window: int | None
 ) -> RowGroup:
@@ -137,8 +156,9 @@ def _row_group(
     first_blocks = reach.div(block_size, rounding_mode="floor")
     num_blocks = max(_num_blocks(kv_len, length, block_size, window) for _, _, kv_len in members)
     columns = first_blocks[:, None] + torch.arange(num_blocks, device=device)
-    table = metadata.block_table.index_select(0, requests)
-    blocks = table.gather(1, columns.clamp(max=table.shape[1] - 1)).long()  # [num_reqs, num_blocks]
+    # A shorter request repeats its own last block, so that it depends on no other's.
+    columns = columns.minimum((kv_lens - 1).div(block_size, rounding_mode="floor")[:, None])
+    blocks = metadata.block_table[requests[:, None], columns].long()  # [num_reqs, num_blocks]
     return RowGroup(
         rows=_rows(members, first_rows, length),
         num_reqs=len(members),
