@@ -65,7 +65,7 @@ class Admission:
     def find_victims(
         self, request: Request, hit: Sequence[int], running: Sequence[Request], step: Step, lack: Lack
     ) -> list[Request]:
-        """Running requests of lower priority whose eviction makes the request fit; none if nothing does.
+        """Running requests of lower priority, worst first, whose eviction makes the request fit; none if nothing does.
 
         Imagines them gone from the worst on until it fits, then spares those that were not needed,
         best first.
@@ -75,7 +75,8 @@ class Admission:
             return []  # its own candidates are among those: no need to go through them again
         gone = Eviction(self._kv, hit, step.num_scheduled_tokens, step.partials)
         candidates = [other for other in running if other.priority > request.priority]
-        for victim in sorted(candidates, key=lambda other: other.order_key, reverse=True):
+        candidates.sort(key=lambda other: other.order_key, reverse=True)
+        for victim in candidates:
             gone.add(victim)
             if self.try_to_fit(request, hit, running, step, gone)[1] is None:
                 break
@@ -86,7 +87,7 @@ class Admission:
             gone.remove(victim)
             if self.try_to_fit(request, hit, running, step, gone)[1] is not None:
                 gone.add(victim)
-        return list(gone.victims.values())
+        return [victim for victim in candidates if victim.request_id in gone.victims]
 
     def _is_held_back(self, request: Request, num_computed: int, num_tokens: int, step: Step, gone: Eviction) -> bool:
         """Whether it would still be partial after this step, and one partial prefill too many."""
