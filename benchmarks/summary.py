@@ -94,7 +94,9 @@ def median_of(runs: Sequence[Any]) -> Any:
 
 
 def spread_of(values: Sequence[float]) -> str:
-    """`median (smallest to largest)`."""
+    """`median (smallest to largest)`, or the one value."""
+    if len(values) == 1:
+        return f"{values[0]:g}"
     return f"{statistics.median(values):g} ({min(values):g} to {max(values):g})"
 
 

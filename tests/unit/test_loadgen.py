@@ -17,7 +17,7 @@ from scripted_server import HANG_UP, Event, ScriptedClock, delta, play, scripted
 from benchmarks import loadgen
 from benchmarks.client import RequestRecord, StreamClient
 from benchmarks.loadgen import drive, new_session
-from benchmarks.summary import distribution, median_of, percentile, steady_gaps, summarise, table
+from benchmarks.summary import distribution, median_of, percentile, spread_of, steady_gaps, summarise, table
 from benchmarks.workloads import NAMES, PlannedRequest, TokenIds, Workload, build
 
 # Workloads
@@ -298,6 +298,11 @@ def test_medians_over_runs_go_into_nested_summaries() -> None:
     runs = [{"a": number, "b": {"c": number * 10}, "name": "W1", "odd": 1} for number in (3, 1, 2)]
     del runs[1]["odd"]
     assert median_of(runs) == {"a": 2, "b": {"c": 20}, "name": "W1"}
+
+
+def test_the_spread_over_runs() -> None:
+    assert spread_of([3.0, 1.0, 2.5]) == "2.5 (1 to 3)"
+    assert spread_of([0.25]) == "0.25"
 
 
 def test_a_table_lines_its_columns_up() -> None:
