@@ -18,6 +18,7 @@ from workers.device import available_cores, select_device, select_dtype
 from workers.kv_cache import allocate_kv_caches, block_bytes
 from workers.model_runner import ModelRunner, PendingStep
 from workers.models import DecoderModel, load_model, read_model_config
+from workers.partition import partition
 from workers.request_state import RequestState
 from workers.tensor_parallel import TensorParallel
 from workers.vocab import VocabShards
@@ -59,6 +60,14 @@ class Worker:
         model_config = read_model_config(config.model_path)
         self._dtype = select_dtype(config.dtype, self._device, model_config.dtype)
         self._backend = select_backend(config.attention_backend, self._device, self._dtype, model_config.head_dim)
+        partition(  # refuses a group size that cannot split the model, before anybody waits for anybody
+            self._rank,
+            config.tensor_parallel_size,
+            model_config.num_query_heads,
+            model_config.num_kv_heads,
+            model_config.ffn_size,
+            model_config.vocab_size,
+        )
         self._tp = self._connect()
         if self._device.type == "cpu":
             torch.set_num_threads(config.num_threads or max(1, available_cores() // self._ranks_on_this_node()))
