@@ -1,6 +1,6 @@
 """Settings of one rank: the same object for every rank of a group."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -41,3 +41,6 @@ class ModelLimits:
     block_size: int
     max_model_len: int
     vocab_size: int
+    dtype: str = field(default="", compare=False)
+    """Of weights, activations and KV; for logs, as is what follows."""
+    attention_backend: str = field(default="", compare=False)

@@ -101,7 +101,8 @@ class Worker:
                 f" ({num_blocks} blocks of {block_size})"
             )
         max_model_len = config.max_model_len or min(model.max_position_embeddings, capacity)
-        return ModelLimits(num_blocks, block_size, max_model_len, model.vocab_size)
+        dtype = str(self._dtype).removeprefix("torch.")
+        return ModelLimits(num_blocks, block_size, max_model_len, model.vocab_size, dtype, self._backend.name)
 
     def allocate(self, limits: ModelLimits) -> None:
         """Take the KV cache and the mirror that the group agreed on, and run small steps once."""
