@@ -45,7 +45,7 @@ test-full: lint
 	$(PY) -m pytest $(ARGS)
 
 bench: $(STAMP)
-	$(PY) benchmarks $(ARGS)
+	$(PY) -m benchmarks $(ARGS)
 
 gpu-check: $(STAMP)
 	$(PY) tests/gpu $(ARGS)

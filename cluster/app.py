@@ -3,7 +3,7 @@
 from typing import Any
 
 from ray import serve
-from ray.serve.config import LoggingConfig
+from ray.serve.schema import LoggingConfig
 
 from cluster.config import Settings
 from cluster.config_values import ReplicaRange

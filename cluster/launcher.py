@@ -90,6 +90,8 @@ class Launcher:
             self._serve(run, engine, frontend)
             failed = False
         finally:
+            if failed:
+                self._say("failed; stopping what was started, logs stay where they are")
             run.stop(keep_logs=failed)
         self._say("stopped")
         return 0

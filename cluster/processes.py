@@ -77,6 +77,6 @@ def _holds_open(pid: int, marker: str) -> bool:
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
     try:
-        return list(process.children(recursive=True))
+        return [child for child in process.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     except psutil.NoSuchProcess:
         return []

@@ -1,5 +1,6 @@
 """The application on a connected Ray: deployed, watched while it loads, asked what it runs on, drained."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class Service:
 
     def deploy(self) -> None:
         """Start the proxy and hand the application to Serve, which builds front ends and engines at once."""
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it tells, `say` tells
         server = self._settings.server
         serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
         self._metrics = create_metrics_actor(APP_NAME)
@@ -114,6 +116,8 @@ class Service:
         return [
             f"KV cache: {limits.num_blocks} blocks of {limits.block_size} tokens",
             f"max_model_len: {limits.max_model_len}",
+            f"dtype: {limits.dtype}",
+            f"attention: {limits.attention_backend}",
             f"proxy: {proxy_in_use()}",
         ]
 

@@ -253,3 +253,10 @@ def test_secrets_are_never_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         settings("server.api_key=  ")
     assert "'  '" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda file: file.name
+)
+def test_the_shipped_files_are_valid(file: Path) -> None:
+    assert any(source.startswith(str(file)) for source in resolve(CPU, file).sources.values())
