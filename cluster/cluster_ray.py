@@ -4,8 +4,9 @@ import sys
 
 from cluster.errors import EngineError
 from cluster.local_ray import within
+from cluster.watchdog import Watchdog
 
-DELETE_SECONDS = 30.0
+REMOVE_SECONDS = 30.0
 
 
 class ClusterRay:
@@ -14,6 +15,7 @@ class ClusterRay:
     def __init__(self, address: str) -> None:
         self._address = address
         self._started_serve = False
+        self._watchdog: Watchdog | None = None
 
     def describe(self) -> str:
         return f"connecting to Ray at {self._address}"
@@ -33,6 +35,7 @@ class ClusterRay:
         if APP_NAME in status.applications:
             raise EngineError(f"the cluster at {self._address} runs an application {APP_NAME!r} already")
         self._started_serve = not status.proxies
+        self._watchdog = Watchdog("application", self._address, *(["serve"] if self._started_serve else []))
 
     def check(self) -> None:
         """Raises EngineError if the connection is gone."""
@@ -47,25 +50,38 @@ class ClusterRay:
         Raises EngineError if the cluster does not confirm in time.
         """
         ray = sys.modules.get("ray")
-        if ray is None or not ray.is_initialized():
+        if self._watchdog is None or ray is None:
             return
-        removed = within(DELETE_SECONDS, self._remove)
+        removed = within(REMOVE_SECONDS, lambda: _remove(with_serve=self._started_serve))
         within(10.0, ray.shutdown)
+        self._watchdog.dismiss()
         if not removed:
             raise EngineError(
-                f"the cluster at {self._address} did not confirm in {DELETE_SECONDS:g} s that all is removed"
+                f"the cluster at {self._address} did not confirm in {REMOVE_SECONDS:g} s that all is removed"
             )
 
     def kill(self) -> None:
-        """Nothing of a cluster is a process of ours."""
+        """Nothing of a cluster is a process of ours; the watchdog removes the application."""
 
-    def _remove(self) -> None:
-        from ray import serve
 
-        from cluster.app import APP_NAME
-        from cluster.metrics_actor import remove_metrics_actor
+def remove_application(address: str, *, with_serve: bool) -> bool:
+    """What the watchdog does for a launcher that was killed; False if the cluster does not confirm in time."""
+    import ray
 
-        serve.delete(APP_NAME)
-        if self._started_serve:
-            serve.shutdown()
-        remove_metrics_actor(APP_NAME)
+    def connect_and_remove() -> None:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        _remove(with_serve=with_serve)
+
+    return within(REMOVE_SECONDS, connect_and_remove)
+
+
+def _remove(*, with_serve: bool) -> None:
+    from ray import serve
+
+    from cluster.app import APP_NAME
+    from cluster.metrics_actor import remove_metrics_actor
+
+    serve.delete(APP_NAME)
+    if with_serve:
+        serve.shutdown()
+    remove_metrics_actor(APP_NAME)

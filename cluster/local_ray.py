@@ -90,7 +90,7 @@ class LocalRay:
         self.haproxy = has_haproxy()
         self._num_cpus = num_cpus
         self._root = root
-        self._watchdog = Watchdog(self.directory)
+        self._watchdog = Watchdog("processes", str(self.directory))
         self._pillars: list[psutil.Process] = []
 
     def start(self) -> None:

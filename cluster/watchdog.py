@@ -1,7 +1,10 @@
-"""The witness of a launcher: `python -m cluster.watchdog DIRECTORY`, in a session of its own, with a pipe as input.
+"""The witness of a launcher: a process in a session of its own, with a pipe as input.
+
+    python -m cluster.watchdog processes DIRECTORY            the run has a Ray of its own
+    python -m cluster.watchdog application ADDRESS [serve]    it is an application on a cluster, and Serve perhaps
 
 The launcher never closes its end of the pipe while it lives. If the pipe ends without the word that all is well, the
-launcher was killed, and this process ends whatever the run has left, found by the run's directory.
+launcher was killed, and this process takes away what the run has left.
 """
 
 import signal
@@ -15,23 +18,27 @@ ALL_WELL = b"ended\n"
 END_SECONDS = 10.0
 
 
-def main(run_directory: Path) -> int:
+def main(what: str, where: str, *options: str) -> int:
     """Wait for the launcher's end. Returns 0 if nothing is left then."""
     # A signal that a service manager sends to a whole group is the launcher's business.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read() == ALL_WELL:
         return 0
-    return 1 if processes.end(run_directory, END_SECONDS) else 0
+    if what == "processes":
+        return 1 if processes.end(Path(where), END_SECONDS) else 0
+    from cluster.cluster_ray import remove_application  # imports Ray, which is rarely needed
+
+    return 0 if remove_application(where, with_serve="serve" in options) else 1
 
 
 class Watchdog:
     """The launcher's end of it."""
 
-    def __init__(self, run_directory: Path) -> None:
+    def __init__(self, what: str, *arguments: str) -> None:
         """Start it. Call before the run's directory enters this process's environment."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.watchdog", str(run_directory)],
+            [sys.executable, "-m", "cluster.watchdog", what, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -53,4 +60,4 @@ class Watchdog:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(*sys.argv[1:]))

@@ -2,6 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from service_process import ServiceProcess, living_processes, wait_gone
 from cluster.launcher import check_port
 
 CRASH_SECONDS = 20.0
+CLUSTER_SECONDS = 40.0
 
 Start = Callable[..., ServiceProcess]
 
@@ -33,6 +38,29 @@ def start(model: Path) -> Iterator[Start]:
     yield run
     for service in started:
         service.kill()
+
+
+CLUSTER = """
+import sys, ray
+ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[str, Path]]:
+    """A Ray cluster of somebody else."""
+    with tempfile.TemporaryDirectory(prefix="cs-", dir="/tmp") as folder:
+        environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+        owner = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER, folder],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        )  # fmt: skip
+        assert owner.stdout is not None
+        yield owner.stdout.readline().strip(), Path(folder)
+        owner.communicate(timeout=60)
+        wait_gone(Path(folder), CRASH_SECONDS)
 
 
 def assert_nothing_left(service: ServiceProcess, directory: Path) -> None:
@@ -98,3 +126,30 @@ def test_an_engine_that_cannot_start_ends_the_launcher_with_the_cause(start: Sta
     assert service.wait(120) == 1, service.output
     service.wait_line(r"^chunkserve: .*100000")
     assert_nothing_left(service, directory)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_running_cluster_is_used_and_left_as_it_was(
+    start: Start, cluster: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    address, folder = cluster
+    service = start("--address", address)
+    service.wait_ready()
+    service.wait_line("Python proxy")
+    assert serve_processes(folder)
+    if killed:
+        service.process.kill()
+        assert service.wait() == -signal.SIGKILL
+    else:
+        assert service.stop() == 0, service.output
+    deadline = time.monotonic() + CLUSTER_SECONDS
+    while left := serve_processes(folder):
+        assert time.monotonic() < deadline, f"after {CLUSTER_SECONDS:g} s there still are {left}"
+        time.sleep(0.2)
+    check_port("127.0.0.1", service.port)
+    assert any("raylet" in process for process in living_processes(folder))
+
+
+def serve_processes(folder: Path) -> list[str]:
+    return [process for process in living_processes(folder) if "ray::Serve" in process or "ray::Proxy" in process]

@@ -156,7 +156,7 @@ def test_processes_are_found_by_environment_by_descent_and_nothing_else(tmp_path
 def test_the_watchdog_ends_the_run_only_if_its_launcher_was_killed(tmp_path: Path, dismissed: bool) -> None:
     run = tmp_path / "run"
     worker = start_sleeper({"MARK": str(run)})
-    watchdog = Watchdog(run)
+    watchdog = Watchdog("processes", str(run))
     try:
         if dismissed:
             watchdog.dismiss()
