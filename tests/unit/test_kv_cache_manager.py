@@ -121,6 +121,17 @@ def test_withdrawal_reaches_shared_blocks() -> None:
     kv.check_integrity({"first": first, "second": second})
 
 
+def test_withdrawn_blocks_are_not_published_again_by_those_who_share_them() -> None:
+    kv = KVCacheManager(num_blocks=16, block_size=2)
+    first, second = make_request("first", [1, 2, 3]), make_request("second", [1, 2, 4, 5, 6])
+    compute(kv, first, 3)
+    kv.admit(second, kv.find_hit(second))
+    kv.allocate(second, 5)
+    kv.withdraw(first)
+    kv.publish(second, 5)
+    assert kv.find_hit(make_request("third", [1, 2, 4, 5, 7])) == []
+
+
 def test_integrity_compares_cached_content_and_capacity() -> None:
     kv = KVCacheManager(num_blocks=16, block_size=2)
     request = make_request("r", [1, 2, 3, 4])

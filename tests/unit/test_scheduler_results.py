@@ -76,22 +76,25 @@ def test_a_preemption_voids_the_result_of_the_stay_before() -> None:
 
 
 def test_a_result_of_an_earlier_stay_does_not_count_for_a_later_one() -> None:
-    """Preempted, admitted again, and only then the first result comes: depth 2 leaves no other order open."""
-    rig = Rig(overlap_depth=2, policy="priority", max_num_seqs=1)
-    victim = rig.add("victim", 5, priority=1)
+    """Preempted and admitted again while the first plan is still in flight."""
+    rig = Rig(num_blocks=4, max_model_len=16, overlap_depth=2)
+    rig.add("grammar", 4, has_grammar=True)
+    rig.scheduler.mark_grammar_ready("grammar")
+    request = rig.add("r", 8)  # 1 + 2 blocks; the last one is for the first token of either
     rig.plan()
-    rig.add("urgent", 3, priority=0)
+    pool = rig.scheduler.kv_cache_manager.block_pool
+    assert pool.num_free_blocks == 1
+    pool.allocate(1)
+    assert rig.scheduler.schedule() is None  # one waits for its result, the other preempts itself
+    assert request.status is RequestStatus.PREEMPTED
+    pool.release([pool.num_blocks - 1])
+    rig.scheduler.finish_request("grammar", RequestStatus.FINISHED_ABORTED)
     rig.plan()
-    rig.scheduler.finish_request("urgent", RequestStatus.FINISHED_ABORTED)
-    first = rig.in_flight.popleft()
-    second = rig.in_flight.popleft()
-    assert rig.scheduler.update_from_result(*first) == []
-    rig.plan()  # the second stay, while the plan of "urgent" is still in flight
-    assert (victim.status, victim.num_output_placeholders) == (RequestStatus.RUNNING, 1)
-    assert rig.scheduler.update_from_result(*second) == []
-    assert (victim.num_output_placeholders, victim.num_tokens) == (1, 5)
+    assert (request.status, request.num_output_placeholders) == (RequestStatus.RUNNING, 1)
+    assert rig.take() == []
+    assert (request.num_output_placeholders, request.num_tokens) == (1, 8)
     rig.take()
-    assert rig.outputs["victim"] == [ORDINARY]
+    assert rig.outputs["r"] == [ORDINARY]
 
 
 def test_a_stop_found_late_leaves_no_trace() -> None:
@@ -184,6 +187,18 @@ def test_drafts_are_not_published_before_they_are_verified() -> None:
     rig.take()
     assert cached_tokens(rig, [*prompt, 11, 12, 0]) == 4
     assert cached_tokens(rig, [*prompt, 11, 99, 0]) == 0
+
+
+def test_the_place_of_a_rejected_draft_is_not_published() -> None:
+    rig = Rig(uses_drafter=True)
+    rig.worker.outputs["r"] = [11, 12]
+    rig.worker.drafts["r"] = [[99]]
+    prompt = [100, 101]
+    rig.add("r", prompt)
+    rig.run(2)
+    # The block's fourth token is known, but what was computed in its place is the draft.
+    assert rig.outputs["r"] == [11, 12]
+    assert cached_tokens(rig, [*prompt, 11, 12, 0]) == 0
 
 
 def test_drafts_that_come_too_late_are_not_taken() -> None:
@@ -370,6 +385,21 @@ def test_a_request_preempted_in_its_own_step_publishes_nothing() -> None:
     rig.add("urgent", 3, priority=0)
     rig.step()
     assert cached_tokens(rig, [*prompt, 5, 0]) == 0
+
+
+def test_recomputed_output_is_shared_when_the_result_is_there() -> None:
+    rig = Rig(policy="priority", max_num_seqs=1)
+    prompt = [100, 101, 102]
+    rig.worker.outputs["r"] = [5, 6]
+    rig.add("r", prompt, priority=1)
+    rig.run(1)
+    rig.add("urgent", 3, max_tokens=1, priority=0)
+    rig.step()
+    rig.plan()  # computes prompt and output again, a whole block
+    assert rig.in_flight[0][0].num_scheduled_tokens == {"r": 4}
+    assert cached_tokens(rig, [*prompt, 5, 0]) == 0
+    rig.take()
+    assert cached_tokens(rig, [*prompt, 5, 0]) == 4
 
 
 # Epochs

@@ -378,6 +378,18 @@ def test_a_short_partial_prompt_may_join_a_long_one_but_not_a_second_long_one() 
     """)
 
 
+def test_a_prompt_as_long_as_the_threshold_is_not_long() -> None:
+    rig = Rig(max_num_batched_tokens=12, long_prefill_token_threshold=8, max_num_partial_prefills=2)
+    rig.add("long", 40)
+    rig.add("nine", 9)
+    rig.add("eight", 8)
+    rig.step()
+    rig.expect("""
+        long  nine  eight
+        8     .     4
+    """)
+
+
 def test_long_stays_long_until_its_prompt_is_done() -> None:
     rig = Rig(
         max_num_batched_tokens=12,
@@ -573,6 +585,48 @@ def test_preemption_for_a_running_request_ends_admission() -> None:
     assert list(plan.num_scheduled_tokens) == ["old"]
 
 
+def low_before_high(rig: Rig) -> None:
+    """Two decodes with full tables and one free block between them; the lower priority is served first."""
+    rig.add("low", 6, priority=9)
+    rig.step()
+    rig.add("high", 7, priority=0)
+    rig.run(2)
+    rig.rows.clear()
+    assert rig.scheduler.stats().num_used_blocks == 4
+
+
+def test_preemption_for_a_running_request_ends_admission_of_better_ones_too() -> None:
+    rig = Rig(num_blocks=5, max_model_len=16, policy="priority")
+    low_before_high(rig)
+    rig.add("tiny", 1, priority=5)  # would fit beside "high" once "low" is gone
+    rig.run(2)
+    rig.expect("""
+        low  high  tiny
+        .    1+    .
+        .    1+    1+
+    """)
+
+
+def test_a_request_that_preempts_itself_does_not_end_admission_of_better_ones() -> None:
+    rig = Rig(num_blocks=5, max_model_len=16, policy="priority")
+    rig.add("high", 7, priority=0)
+    rig.add("low", 7, priority=9)
+    rig.run(2)
+    rig.add("tiny", 1, priority=5)
+    plan = rig.step()
+    assert plan.preempted_request_ids == ["low"]
+    assert list(plan.num_scheduled_tokens) == ["high", "tiny"]
+
+
+def test_a_victim_that_was_to_have_drafts_gets_none() -> None:
+    rig = Rig(num_blocks=5, max_model_len=16, policy="priority")
+    low_before_high(rig)
+    rig.scheduler.requests["low"].spec_token_ids = [7]
+    plan = rig.step()
+    assert plan.num_scheduled_tokens == {"high": 1}
+    assert plan.spec_token_ids == {}
+
+
 def test_all_drafts_of_a_victim_are_dropped() -> None:
     rig = Rig(num_blocks=5, max_model_len=16, uses_drafter=True)
     rig.worker.drafts["new"] = [[7, 7, 7]]
@@ -647,6 +701,19 @@ def test_priority_counts_only_blocks_that_are_freed() -> None:
     """)
 
 
+def test_priority_does_not_count_a_hit_in_the_victims_blocks_twice() -> None:
+    rig = Rig(num_blocks=16, policy="priority")
+    prefix = list(range(100, 116))
+    rig.add("stays", 30, priority=0)  # 8 blocks
+    rig.add("lower", [*prefix, 1], priority=5)  # 5 blocks
+    rig.step()
+    # 10 blocks less a hit of 4. Without "lower" 8 blocks are free, but 4 of them are that hit.
+    rig.add("urgent", [*prefix, *range(500, 524)], priority=0)
+    plan = rig.step()
+    assert list(plan.num_scheduled_tokens) == ["stays", "lower"]
+    assert rig.scheduler.stats().num_preemptions["priority"] == 0
+
+
 def test_priority_spares_victims_that_were_not_needed() -> None:
     rig = Rig(num_blocks=16, policy="priority")
     rig.add("worst", 2, priority=9)  # 1 block
@@ -658,6 +725,71 @@ def test_priority_spares_victims_that_were_not_needed() -> None:
         worst  large  urgent
         2+     30+    .
         1+     .      36+
+    """)
+
+
+def test_priority_spares_the_better_of_two_victims() -> None:
+    rig = Rig(num_blocks=16, policy="priority")
+    rig.add("worst", 2, priority=9)
+    rig.add("bad", 2, priority=8)
+    rig.add("large", 30, priority=7)
+    rig.step()
+    rig.add("urgent", 52, priority=0)  # 13 blocks: all but 3, of which 1 is for who stays
+    plan = rig.step()
+    assert plan.preempted_request_ids == ["worst", "large"]
+    rig.expect("""
+        worst  bad  large  urgent
+        2+     2+   30+    .
+        .      1+   .      52+
+    """)
+
+
+def test_priority_counts_what_a_chunk_would_no_longer_owe() -> None:
+    rig = Rig(num_blocks=16, policy="priority", max_num_batched_tokens=8)
+    rig.add("slow", 40, priority=5)  # 2 blocks of 10
+    rig.step()
+    rig.add("urgent", 56, priority=0)  # 14 blocks
+    rig.step()
+    rig.expect("""
+        slow  urgent
+        8     .
+        .     8
+    """)
+
+
+def test_priority_counts_the_tokens_that_victims_give_back() -> None:
+    rig = Rig(policy="priority", max_num_seqs=2, max_num_batched_tokens=2)
+    rig.add("a", 1, priority=5)
+    rig.add("b", 1, priority=6)
+    rig.step()
+    rig.add("urgent", 1, priority=0)
+    rig.step()
+    rig.expect("""
+        a   b   urgent
+        1+  1+  .
+        1+  .   1+
+    """)
+
+
+def test_priority_evicts_nobody_for_budget_alone() -> None:
+    rig = Rig(
+        policy="priority",
+        max_num_batched_tokens=8,
+        max_num_partial_prefills=2,
+        max_long_partial_prefills=2,
+        long_prefill_token_threshold=32,
+    )
+    rig.add("decode", 1, priority=9)
+    rig.step()
+    rig.add("chunk", 30, priority=0)
+    rig.step()
+    rig.add("next", 4, priority=1)
+    rig.step()
+    rig.expect("""
+        decode  chunk  next
+        1+      .      .
+        1+      7      .
+        1+      7      .
     """)
 
 
@@ -674,6 +806,21 @@ def test_priority_takes_a_partial_prefill_place() -> None:
         .     8
         4     4+
         7     1+
+    """)
+
+
+def test_an_evicted_request_ends_admission_as_head() -> None:
+    rig = Rig(policy="priority", max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    rig.add("slow", 40, priority=5)
+    rig.step()
+    rig.add("urgent", 20, priority=0)
+    rig.add("tiny", 1, priority=6)
+    rig.run(2)
+    rig.expect("""
+        slow  urgent  tiny
+        8     .       .
+        .     8       .
+        .     8       1+
     """)
 
 
