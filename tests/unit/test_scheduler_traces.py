@@ -627,17 +627,16 @@ def test_a_victim_that_was_to_have_drafts_gets_none() -> None:
     assert plan.spec_token_ids == {}
 
 
-def test_all_drafts_of_a_victim_are_dropped() -> None:
-    rig = Rig(num_blocks=5, max_model_len=16, uses_drafter=True)
-    rig.worker.drafts["new"] = [[7, 7, 7]]
-    rig.add("old", 8)
-    new = rig.add("new", 8)
-    rig.step()
-    assert new.spec_token_ids == [7, 7, 7]
+def test_drafts_of_a_victim_are_dropped() -> None:
+    rig = Rig(num_blocks=7, max_model_len=16)
+    for name in ("first", "second", "third"):
+        rig.add(name, 4)
+    rig.run(5)  # two full blocks each; the first takes the free one, the second that of the third
+    third = rig.scheduler.requests["third"]
+    third.spec_token_ids = [7]
     plan = rig.step()
-    assert list(plan.num_scheduled_tokens) == ["old"]
-    assert plan.spec_token_ids == {}
-    assert new.spec_token_ids == []
+    assert list(plan.num_scheduled_tokens) == ["first", "second"]
+    assert (third.status, third.spec_token_ids) == (RequestStatus.PREEMPTED, [])
 
 
 # The priority policy
