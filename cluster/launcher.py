@@ -85,7 +85,10 @@ class Launcher:
         failed = True
         try:
             self._say(run.describe())
-            run.start()
+            try:
+                run.start()
+            except SystemExit:  # Ray's own answer to SIGTERM, which is in place until ours is again
+                self._stop.note()
             self._stop.install(force=run.kill)
             self._serve(run, engine, frontend)
             failed = False
@@ -104,7 +107,7 @@ class Launcher:
             return
         self._say("starting Ray Serve, front ends and engines")
         service.deploy()
-        if not service.wait_ready(self._stop):
+        if not service.wait_ready(self._stop, run.check):
             return
         for line in service.describe():
             self._say(line)
@@ -114,7 +117,7 @@ class Launcher:
         seconds = self._settings.server.drain_seconds
         seconds = self._settings.server.drain_seconds
         self._say(f"stopping: new requests are refused, running ones have {seconds:g} s (Ctrl-C again ends them)")
-        self._say(service.drain(seconds))
+        self._say(service.drain(seconds, run.check))
 
 
 def check_port(host: str, port: int) -> None:

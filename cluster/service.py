@@ -27,6 +27,9 @@ Say = Callable[[str], None]
 
 _POLL_SECONDS = 0.25
 _ASK_SECONDS = 10.0
+_TELL_SECONDS = 20.0
+_PLACE_SECONDS = 600.0
+"""A cluster may have to start a node first."""
 _HEALTH_SECONDS = 60.0
 """From the application's being deployed to the first good /health through the proxy."""
 
@@ -41,7 +44,10 @@ class Service:
         self._say = say
         self._failure: str | None = None
         self._metrics: Any = None
+        self._bundles = engine.placement_bundles()
         self._shown: dict[str, set[str]] = {}
+        self._engine_seen = False
+        self._told = False
 
     @property
     def base_url(self) -> str:
@@ -51,15 +57,19 @@ class Service:
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{self._settings.server.port}"
 
     def deploy(self) -> None:
-        """Start the proxy and hand the application to Serve, which builds front ends and engines at once."""
+        """Start the proxy and hand the application to Serve, which builds front ends and engines at once.
+
+        Raises EngineError with the cause if Serve does not start.
+        """
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it tells, `say` tells
         server = self._settings.server
-        serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
+        try:
+            serve.start(proxy_location="HeadOnly", http_options={"host": server.host, "port": server.port})
+        except RayError as error:
+            raise EngineError(f"Ray Serve does not start: {cause_of(str(error))}") from error
         self._metrics = create_metrics_actor(APP_NAME)
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        app = build_app(
-            self._settings, self._engine, self._frontend, placement_strategy(self._engine.placement_bundles(), nodes)
-        )
+        strategy = placement_strategy(self._bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        app = build_app(self._settings, self._engine, self._frontend, strategy)
         self._deploying = threading.Thread(target=self._run, args=(app,), name="deploy", daemon=True)
         self._deploying.start()
 
@@ -69,12 +79,15 @@ class Service:
         except Exception as error:  # of whatever kind: it is the cause that the waiting thread reports
             self._failure = str(error) or repr(error)
 
-    def wait_ready(self, stop: StopSignals) -> bool:
+    def wait_ready(self, stop: StopSignals, check_ray: Callable[[], None]) -> bool:
         """Show phases until /health is good; False when a stop was asked for. Raises EngineError with the cause."""
+        started = time.monotonic()
         while self._deploying.is_alive():
             if stop.wait(_POLL_SECONDS):
                 return False
+            check_ray()
             self._show_phases()
+            self._check_placed(time.monotonic() - started)
         if self._failure is not None:
             raise EngineError(cause_of(self._failure))
         self._show_phases()
@@ -85,6 +98,17 @@ class Service:
             if stop.wait(_POLL_SECONDS):
                 return False
         return True
+
+    def _check_placed(self, waited: float) -> None:
+        """An engine shows its phases from its first second on: one that shows none has no place in the cluster."""
+        if self._engine_seen or waited < _TELL_SECONDS:
+            return
+        asks = f"an engine asks for the bundles {self._bundles}; free are {ray.available_resources()}"
+        if waited > _PLACE_SECONDS:
+            raise EngineError(f"Ray has placed no engine within {_PLACE_SECONDS:.0f} s: {asks}")
+        if not self._told:
+            self._told = True
+            self._say(f"Ray has placed no engine yet: {asks}")
 
     def _is_healthy(self) -> bool:
         try:
@@ -99,6 +123,7 @@ class Service:
         except RayError:
             return  # it is started again by Ray; phases are only shown
         for status in statuses:
+            self._engine_seen |= status.role == "engine"
             shown = self._shown.setdefault(status.source_id, set())
             who = f"engine {status.engine}" if status.role == "engine" else status.role
             for phase, seconds in status.finished_phases.items():
@@ -110,9 +135,12 @@ class Service:
                 self._say(f"{who}: {status.phase} ...")
 
     def describe(self) -> list[str]:
-        """What was measured and chosen, one fact a line."""
+        """What was measured and chosen, one fact a line. Raises EngineError if no engine answers."""
         handle = serve.get_deployment_handle(ENGINE, APP_NAME)
-        limits: ModelLimits = handle.limits.remote().result(timeout_s=_ASK_SECONDS)
+        try:
+            limits: ModelLimits = handle.limits.remote().result(timeout_s=_ASK_SECONDS)
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise EngineError(f"no engine told its limits: {error!r}") from error
         return [
             f"KV cache: {limits.num_blocks} blocks of {limits.block_size} tokens",
             f"max_model_len: {limits.max_model_len}",
@@ -121,13 +149,31 @@ class Service:
             f"proxy: {proxy_in_use()}",
         ]
 
-    def drain(self, seconds: float) -> str:
-        """Every front end refuses what is new and ends what is open, after `seconds` by force; how that went."""
+    def drain(self, seconds: float, check_ray: Callable[[], None]) -> str:
+        """Every front end refuses what is new and ends what is open, after `seconds` by force; how that went.
+
+        A signal to the whole process group ends Ray too: then there is nothing left to drain.
+        """
+        outcome: list[str] = []
+        draining = threading.Thread(target=lambda: outcome.append(self._drain(seconds)), name="drain", daemon=True)
+        draining.start()
+        deadline = time.monotonic() + seconds + 2 * _ASK_SECONDS
+        while draining.is_alive():
+            try:
+                check_ray()
+            except EngineError as error:
+                return f"not drained: {error}"
+            if time.monotonic() > deadline:
+                return "not drained: front ends do not answer"
+            draining.join(_POLL_SECONDS)
+        return outcome[0] if outcome else "not drained"
+
+    def _drain(self, seconds: float) -> str:
         handle = serve.get_deployment_handle(FRONTEND, APP_NAME)
         try:
             handle.broadcast("drain", seconds).results(timeout_s=seconds + _ASK_SECONDS)
-        except (RayError, TimeoutError, RayServeException) as error:
-            return f"not every front end has drained: {error}"
+        except (RayError, RayServeException, TimeoutError) as error:
+            return f"not every front end has drained: {error!r}"
         return "drained"
 
 

@@ -29,6 +29,10 @@ class StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 
+    def note(self) -> None:
+        """A stop has been asked for in another way."""
+        self._event.set()
+
     def __bool__(self) -> bool:
         """Whether a stop has been asked for."""
         return self._event.is_set()

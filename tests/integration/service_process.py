@@ -70,9 +70,9 @@ class ServiceProcess:
         self.process.send_signal(number)
         return self.wait()
 
-    def interrupt_group(self) -> None:
-        """What a terminal does at Ctrl-C: the whole foreground group gets the signal."""
-        os.killpg(self.process.pid, signal.SIGINT)
+    def signal_group(self, number: int) -> None:
+        """What a terminal does at Ctrl-C, and some service managers at a stop: the whole group gets the signal."""
+        os.killpg(self.process.pid, number)
 
     def wait(self, seconds: float = STOP_SECONDS) -> int:
         status = self.process.wait(seconds)

@@ -68,21 +68,23 @@ def assert_nothing_left(service: ServiceProcess, directory: Path) -> None:
     check_port("127.0.0.1", service.port)
 
 
-def test_ctrl_c_and_sigterm_when_ready(start: Start) -> None:
-    for interrupt in (True, False):
-        service = start()
-        service.wait_ready()
-        directory = service.run_directory
-        assert len(living_processes(directory)) > 5  # the search sees what must go
-        if interrupt:
-            service.interrupt_group()
-            assert service.wait() == 0, service.output
-        else:
-            assert service.stop(signal.SIGTERM) == 0, service.output
-        service.wait_line("stopped")
-        assert "Traceback" not in service.output
-        assert_nothing_left(service, directory)
-        assert not directory.exists()
+@pytest.mark.parametrize(
+    ("number", "whole_group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_a_signal_when_ready(start: Start, number: int, whole_group: bool) -> None:
+    service = start("server.drain_seconds=2")
+    service.wait_ready()
+    directory = service.run_directory
+    assert len(living_processes(directory)) > 5  # the search sees what must go
+    if whole_group:
+        service.signal_group(number)
+    else:
+        service.process.send_signal(number)
+    assert service.wait() == 0, service.output
+    service.wait_line("stopped")
+    assert "Traceback" not in service.output
+    assert_nothing_left(service, directory)
+    assert not directory.exists()
 
 
 def test_sigterm_while_loading(start: Start) -> None:
