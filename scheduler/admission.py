@@ -62,6 +62,29 @@ class Admission:
             return num_tokens, Lack.BLOCKS
         return num_tokens, Lack.BUDGET if num_tokens <= 0 else None
 
+    def is_surely_held_back(self, request: Request, step: Step, may_evict: bool) -> bool:
+        """Whether it lacks a place whatever the cache holds, told without going through the cache.
+
+        Spares long queues of prompts that wait for a place: only a hit could make it fit (it would then
+        be computed whole, or not be long any more), and the cache lacks a block of such a hit.
+        """
+        gone = step.vain_eviction if may_evict else None
+        if not self._config.enable_chunked_prefill or (may_evict and gone is None):
+            return False
+        num_partials, num_long, budget = len(step.partials), step.num_long_partials, step.budget
+        if gone is not None:
+            num_partials -= gone.num_partials
+            num_long -= gone.num_long_partials
+            budget += gone.num_tokens
+        threshold = self._config.long_prefill_token_threshold
+        if num_partials >= self._config.max_num_partial_prefills:
+            most_owed = min(budget, threshold) if threshold else budget
+        elif num_long >= self._config.max_long_partial_prefills:
+            most_owed = threshold or budget
+        else:
+            return False
+        return request.num_tokens > most_owed and not self._kv.may_hit(request, request.num_tokens - most_owed)
+
     def find_victims(
         self, request: Request, hit: Sequence[int], running: Sequence[Request], step: Step, lack: Lack
     ) -> list[Request]:
@@ -97,5 +120,4 @@ class Admission:
             return True
         if not is_long_prefill(self._config, request, num_computed):
             return False
-        num_long = sum(partial.is_long_prefill for partial in step.partials.values()) - gone.num_long_partials
-        return num_long >= self._config.max_long_partial_prefills
+        return step.num_long_partials - gone.num_long_partials >= self._config.max_long_partial_prefills

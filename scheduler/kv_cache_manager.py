@@ -9,6 +9,8 @@ from scheduler.block_pool import BlockPool
 from scheduler.request import Request
 
 _HASH_BYTES = 16
+_HASHES_AHEAD = 16
+"""Blocks hashed at once while a hit is followed: a prompt that misses early is not hashed to its end."""
 
 
 class KVCacheManager:
@@ -35,14 +37,21 @@ class KVCacheManager:
         """
         if not self.uses_cache(request):
             return []
-        hit = []
+        hit: list[int] = []
         max_blocks = (request.num_tokens - 1) // self.block_size
-        for block_hash in self._extend_block_hashes(request, max_blocks)[:max_blocks]:
-            block_id = self.block_pool.lookup(block_hash)
+        for index in range(max_blocks):
+            if index == len(request.block_hashes):
+                self._extend_block_hashes(request, min(index + _HASHES_AHEAD, max_blocks))
+            block_id = self.block_pool.lookup(request.block_hashes[index])
             if block_id is None:
                 break
             hit.append(block_id)
         return hit
+
+    def may_hit(self, request: Request, num_tokens: int) -> bool:
+        """Whether a hit could hold this many tokens. One look at the cache: False is certain, True is not."""
+        last = min(self.num_blocks_for(num_tokens), len(request.block_hashes)) - 1
+        return last < 0 or self.block_pool.lookup(request.block_hashes[last]) is not None
 
     def admit(self, request: Request, hit: Sequence[int]) -> None:
         """Start its table with the blocks of a hit."""

@@ -241,6 +241,9 @@ class Scheduler:
             if not may_evict and (step.budget <= 0 or len(self.running) >= self.config.max_num_seqs):
                 step.admits = False  # nobody behind it could be admitted either: spare the lookups
                 return
+            if self._admission.is_surely_held_back(request, step, may_evict):
+                step.skipped.append(self.waiting.pop())
+                return
             hit = self.kv_cache_manager.find_hit(request)
             num_tokens, lack = self._admission.try_to_fit(request, hit, self.running, step)
             if lack is not None and lack is not Lack.BUDGET and may_evict:

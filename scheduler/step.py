@@ -34,6 +34,10 @@ class Step:
     vain_eviction: Eviction | None = None
     """Every request that an earlier waiting one could evict, where that was not enough."""
 
+    @property
+    def num_long_partials(self) -> int:
+        return sum(request.is_long_prefill for request in self.partials.values())
+
     def add(self, request: Request, num_tokens: int, block_ids: Sequence[int]) -> None:
         """Let a running request compute tokens; `block_ids` are those appended to its table for them."""
         request_id = request.request_id

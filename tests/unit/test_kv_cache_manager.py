@@ -51,6 +51,28 @@ def test_a_hit_leaves_at_least_one_token(num_tokens: int, num_hit_blocks: int) -
     assert kv.find_hit(second) == kv.tables["first"][:num_hit_blocks]
 
 
+@pytest.mark.parametrize("num_cached_blocks", [0, 1, 16, 17, 20])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 32, 33, 40])
+def test_one_look_never_denies_a_hit(num_cached_blocks: int, num_tokens: int) -> None:
+    kv = KVCacheManager(num_blocks=64, block_size=2)
+    second = make_request("second", list(range(45)))
+    assert kv.may_hit(second, num_tokens)  # nothing is hashed yet
+    kv.find_hit(second)
+    assert not kv.may_hit(second, num_tokens)
+    if num_cached_blocks:
+        compute(kv, make_request("first", list(range(45))), 2 * num_cached_blocks)
+    if 2 * len(kv.find_hit(second)) >= num_tokens:
+        assert kv.may_hit(second, num_tokens)
+
+
+def test_a_long_hit_is_followed_to_its_end() -> None:
+    kv = KVCacheManager(num_blocks=64, block_size=2)
+    compute(kv, make_request("first", list(range(90))), 90)
+    second = make_request("second", list(range(90)))
+    assert kv.find_hit(second) == kv.tables["first"][:44]
+    assert len(second.block_hashes) == 44
+
+
 def test_a_hit_ends_at_the_first_block_that_differs() -> None:
     kv = KVCacheManager(num_blocks=16, block_size=2)
     compute(kv, make_request("first", [1, 2, 3, 4, 5, 6]), 6)

@@ -69,15 +69,40 @@ def test_steps_carry_only_the_blocks_that_were_appended() -> None:
     assert [sum(map(len, plan.new_block_ids.values())) for plan in plans] == [4, 0, 0, 0, 4, 0, 0, 0]
 
 
-def test_hashes_are_computed_once() -> None:
+def test_hashes_are_computed_once_and_not_far_beyond_a_miss() -> None:
     rig = Rig(num_blocks=40, max_model_len=128, max_num_batched_tokens=256, max_num_seqs=2)
     rig.add("runs", 120)
     request = rig.add("waits", 100)  # no room for it: it asks the cache again at every step
     rig.step()
     hashes = list(request.block_hashes)
     rig.step()
-    assert len(hashes) == 24
+    assert len(hashes) == 16  # of 25 blocks
     assert all(now is before for now, before in zip(request.block_hashes, hashes, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("max_num_partial_prefills", [1, 2])
+def test_prompts_held_back_do_not_go_through_the_cache(policy: str, max_num_partial_prefills: int) -> None:
+    counts = []
+    for shared in (4, 60):
+        rig = Rig(
+            num_blocks=256,
+            max_model_len=128,
+            policy=policy,
+            long_prefill_token_threshold=8,
+            max_num_partial_prefills=max_num_partial_prefills,
+        )
+        prefix = list(range(100, 100 + shared))
+        rig.add("decodes", 4, priority=9)
+        rig.add("cached", prefix, max_tokens=1)
+        rig.run(8)
+        rig.add("long", 100)
+        for index in range(50):
+            rig.add(f"w{index}", [*prefix, *range(500, 560)], priority=1)
+        rig.run(6)  # the first steps hash
+        counts.append(calls_of_a_step(rig))
+        assert len(rig.scheduler.waiting) == 50
+    assert counts[1] < counts[0] + 100  # the first may go through it for all; fifty would take thousands
 
 
 def test_importing_the_scheduler_loads_the_standard_library_only() -> None:
