@@ -86,7 +86,7 @@ class Admission:
         return request.num_tokens > most_owed and not self._kv.may_hit(request, request.num_tokens - most_owed)
 
     def find_victims(
-        self, request: Request, hit: Sequence[int], running: Sequence[Request], step: Step, lack: Lack
+        self, request: Request, hit: Sequence[int], running: Sequence[Request], step: Step
     ) -> list[Request]:
         """Running requests of lower priority, worst first, whose eviction makes the request fit; none if nothing does.
 
@@ -94,7 +94,7 @@ class Admission:
         best first.
         """
         vain = step.vain_eviction
-        if vain and lack is Lack.PLACE and self.try_to_fit(request, hit, running, step, vain)[1] is Lack.PLACE:
+        if vain is not None and self.try_to_fit(request, hit, running, step, vain)[1] is Lack.PLACE:
             return []  # its own candidates are among those: no need to go through them again
         gone = Eviction(self._kv, hit, step.num_scheduled_tokens, step.partials)
         candidates = [other for other in running if other.priority > request.priority]

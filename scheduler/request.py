@@ -60,8 +60,6 @@ class TokenView(Sequence[int]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._token_ids == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # what it shows can change
-
     def __repr__(self) -> str:
         return f"TokenView({self._token_ids})"
 

@@ -232,32 +232,27 @@ class Scheduler:
 
     def _schedule_waiting(self, request: Request, step: Step) -> None:
         """Admit the head of the queue, skip it, or end admission."""
-        if request.request_id in step.preempted:
-            step.admits = False
-        elif request.status is RequestStatus.WAITING_FOR_FSM:
+        may_evict = step.largest_priority is not None and step.largest_priority > request.priority
+        all_taken = step.budget <= 0 or len(self.running) >= self.config.max_num_seqs
+        if request.request_id in step.preempted or (all_taken and not may_evict):
+            step.admits = False  # where all is taken, nobody behind it could be admitted either
+            return
+        compiling = request.status is RequestStatus.WAITING_FOR_FSM
+        if compiling or self._admission.is_surely_held_back(request, step, may_evict):
+            step.skipped.append(self.waiting.pop())
+            return
+        hit = self.kv_cache_manager.find_hit(request)
+        num_tokens, lack = self._admission.try_to_fit(request, hit, self.running, step)
+        if may_evict and lack not in (None, Lack.BUDGET):
+            for victim in self._admission.find_victims(request, hit, self.running, step):
+                self._preempt(victim, "priority", step)
+            num_tokens, lack = self._admission.try_to_fit(request, hit, self.running, step)
+        if lack is None:
+            self._admit(request, hit, num_tokens, step)
+        elif lack is Lack.PLACE:
             step.skipped.append(self.waiting.pop())
         else:
-            may_evict = step.largest_priority is not None and step.largest_priority > request.priority
-            if not may_evict and (step.budget <= 0 or len(self.running) >= self.config.max_num_seqs):
-                step.admits = False  # nobody behind it could be admitted either: spare the lookups
-                return
-            if self._admission.is_surely_held_back(request, step, may_evict):
-                step.skipped.append(self.waiting.pop())
-                return
-            hit = self.kv_cache_manager.find_hit(request)
-            num_tokens, lack = self._admission.try_to_fit(request, hit, self.running, step)
-            if lack is not None and lack is not Lack.BUDGET and may_evict:
-                victims = self._admission.find_victims(request, hit, self.running, step, lack)
-                if victims:
-                    for victim in victims:
-                        self._preempt(victim, "priority", step)
-                    num_tokens, lack = self._admission.try_to_fit(request, hit, self.running, step)
-            if lack is None:
-                self._admit(request, hit, num_tokens, step)
-            elif lack is Lack.PLACE:
-                step.skipped.append(self.waiting.pop())
-            else:
-                step.admits = False
+            step.admits = False
 
     def _needs_token_value(self, request: Request) -> bool:
         """Its next step depends on which token was sampled, so it cannot run ahead of results."""
