@@ -65,9 +65,9 @@ def one_of(pick: Pick, *choices: int) -> int:
     return choices[pick(0, len(choices) - 1)]
 
 
-def make_config(pick: Pick, overlap_depth: int | None = None) -> SchedulerConfig:
+def make_config(pick: Pick, overlap_depth: int | None = None, scale: int = 1) -> SchedulerConfig:
     max_model_len = pick(6, 48)
-    max_num_seqs = pick(1, 6)
+    max_num_seqs = pick(1, 6 * scale)
     chunked = pick(0, 5) > 0
     smallest = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
     return SchedulerConfig(
@@ -107,7 +107,7 @@ def make_spec(pick: Pick, index: int, config: SchedulerConfig, faults: bool) -> 
         params=params,
         # Under fcfs requests are added as they arrive; under priority a late one may have arrived before.
         arrival=100 * pick(0, 9) + index if config.policy == "priority" else index,
-        priority=pick(0, 2) if config.policy == "priority" else 0,
+        priority=pick(0, 3) if config.policy == "priority" else 0,
         lora_id=[None, None, None, "a"][pick(0, 3)],
         cache_salt=[None, None, None, "s"][pick(0, 3)],
         has_grammar=pick(0, 4) == 4,
@@ -115,15 +115,18 @@ def make_spec(pick: Pick, index: int, config: SchedulerConfig, faults: bool) -> 
     )
 
 
-def make_workload(pick: Pick, faults: bool = True, overlap_depth: int | None = None) -> Workload:
-    """`faults`: with aborts, errors, refusals and epochs that end; without, every request runs to its own end."""
-    config = make_config(pick, overlap_depth)
+def make_workload(pick: Pick, faults: bool = True, overlap_depth: int | None = None, scale: int = 1) -> Workload:
+    """`faults`: with aborts, errors, refusals and epochs that end; without, every request runs to its own end.
+
+    `scale` multiplies the numbers of requests, seats and operations.
+    """
+    config = make_config(pick, overlap_depth, scale)
     least = -(-config.max_model_len // config.block_size)
     num_blocks = least + one_of(pick, 0, 1, 2, 4, least, 2 * least)
-    specs = [make_spec(pick, index, config, faults) for index in range(pick(1, 12))]
+    specs = [make_spec(pick, index, config, faults) for index in range(pick(1, 12 * scale))]
     operations: list[Operation] = []
     added = 0
-    for _ in range(pick(5, 70)):
+    for _ in range(pick(5, 70 * scale)):
         kind = pick(0, 39)
         if kind <= 13:
             operations.append(("schedule", 0))

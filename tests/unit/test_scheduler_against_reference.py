@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scheduler_engines import RealEngine, ReferenceEngine
 from scheduler_workloads import Loop, RequestSpec, Workload, make_workload, seeded
@@ -102,7 +102,7 @@ class ComparingLoop(Loop):
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=150, phases=[Phase.generate])  # to look into a failure add Phase.shrink: it takes minutes
 def test_same_plans_and_outputs(data: st.DataObject) -> None:
     load = make_workload(lambda low, high: data.draw(st.integers(low, high)))
     ComparingLoop(load).run()
@@ -118,4 +118,4 @@ def test_same_plans_and_outputs_by_seed(start: int) -> None:
 @pytest.mark.parametrize("start", range(10_000, 60_000, 1000))
 def test_same_plans_and_outputs_at_length(start: int) -> None:
     for seed in range(start, start + 1000):
-        ComparingLoop(make_workload(seeded(seed))).run()
+        ComparingLoop(make_workload(seeded(seed), scale=1 + seed % 3)).run()

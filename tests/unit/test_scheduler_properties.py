@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scheduler_engines import RealEngine
 from scheduler_workloads import Loop, RequestSpec, Workload, make_workload, seeded
@@ -180,7 +180,7 @@ def check(load: Workload) -> CheckedLoop:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=150, phases=[Phase.generate])  # to look into a failure add Phase.shrink: it takes minutes
 def test_rules_hold_after_every_step(data: st.DataObject) -> None:
     check(make_workload(lambda low, high: data.draw(st.integers(low, high))))
 
@@ -221,4 +221,4 @@ def test_the_workloads_reach_the_rules() -> None:
 @pytest.mark.parametrize("start", range(100_000, 150_000, 1000))
 def test_rules_hold_at_length(start: int) -> None:
     for seed in range(start, start + 1000):
-        check(make_workload(seeded(seed)))
+        check(make_workload(seeded(seed), scale=1 + seed % 3))

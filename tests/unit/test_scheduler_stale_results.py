@@ -1,11 +1,17 @@
 """A result counts only for the stay in RUNNING that its plan was made for."""
 
+from dataclasses import replace
+
+import pytest
 from scheduler_workloads import RequestSpec, Workload
 from simulated_worker import expected_output
 from test_scheduler_against_reference import ComparingLoop
 
 from scheduler.config import SchedulerConfig
+from scheduler.plan import StepResult
+from scheduler.request import Request
 from scheduler.sampling_params import SamplingParams
+from scheduler.scheduler import Scheduler
 
 CONFIG = SchedulerConfig(max_model_len=32, max_num_batched_tokens=32, max_num_seqs=4, block_size=4, overlap_depth=2)
 
@@ -62,3 +68,18 @@ def test_a_result_after_an_abort_is_dropped() -> None:
     assert [o.request_id for o in loop.deliver()] == ["b"]
     assert [o.request_id for o in loop.deliver()] == ["b"]
     assert loop.engine.scheduler.stats().num_used_blocks == 2
+
+
+@pytest.mark.parametrize(("overlap_depth", "expected"), [(1, {"a": [5, 6]}), (2, {})])
+def test_drafts_of_an_overtaken_result_are_dropped(overlap_depth: int, expected: dict[str, list[int]]) -> None:
+    """With an output still in flight, a draft continues a token that is no longer the last one."""
+    scheduler = Scheduler(replace(CONFIG, overlap_depth=overlap_depth), 8)
+    scheduler.add_request(Request("a", [1, 2, 3], SamplingParams(max_tokens=9)))
+    plans = [scheduler.schedule() for _ in range(overlap_depth)]
+    oldest = plans[0]
+    assert oldest is not None
+    result = StepResult(oldest.epoch, oldest.step_id, {"a": [4]}, draft_token_ids={"a": [5, 6]})
+    scheduler.update_from_result(oldest, result)
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.spec_token_ids == expected
