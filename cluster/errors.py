@@ -1,11 +1,11 @@
 """The errors of this room, drawn as one tree.
 
-    ChunkserveError
-    +-- ConfigError        a setting is unknown, out of range, or contradicts another
-    +-- ModelError         a model cannot be found, fetched or read
-    +-- RequestError       the client's fault: becomes a 4xx that names the field
-    +-- EngineError        the engine cannot serve: becomes a 503
-        +-- ExecutorError  a rank died, hung or answered nonsense
+ChunkserveError
++-- ConfigError        a setting is unknown, out of range, or contradicts another
++-- ModelError         a model cannot be found, fetched or read
++-- RequestError       the client's fault: becomes a 4xx that names the field
++-- EngineError        the engine cannot serve: becomes a 503
+    +-- ExecutorError  a rank died, hung or answered nonsense
 """
 
 

@@ -32,12 +32,20 @@ class SchedulerConfig:
     """A drafter in the worker proposes tokens: every request's next step depends on its last token."""
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size",
-                     "max_num_partial_prefills", "max_long_partial_prefills"):
+        for name in (
+            "max_model_len",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "block_size",
+            "max_num_partial_prefills",
+            "max_long_partial_prefills",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.long_prefill_token_threshold < 0:
-            raise ValueError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; it must be at least 0")
+            raise ValueError(
+                f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; it must be at least 0"
+            )
         if self.overlap_depth not in (1, 2):
             raise ValueError(f"overlap_depth is {self.overlap_depth}; it must be 1 or 2")
         if self.policy not in ("fcfs", "priority"):
