@@ -104,6 +104,8 @@ class MetricsPusher:
         self._call("push", self._source, snapshot)
 
     def _call(self, method: str, *args: object) -> None:
+        if not ray.is_initialized():
+            return  # Ray went first; any call would start a cluster of its own.
         try:
             if self._actor is None:
                 self._actor = create_metrics_actor(self._app_name)

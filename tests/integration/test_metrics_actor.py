@@ -128,3 +128,14 @@ def test_an_orphaned_actor_ends_itself(app: str) -> None:
         return False
 
     wait_for("the actor to end", gone)
+
+
+def test_a_pusher_that_outlives_ray_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_wanted(app_name: str) -> None:
+        raise AssertionError("created an actor, and with it a cluster")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("cluster.metrics_pusher.create_metrics_actor", not_wanted)
+    pusher = MetricsPusher("gone", "engine", "engine", "tiny")
+    pusher.start()
+    pusher.stop()
