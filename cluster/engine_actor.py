@@ -7,6 +7,7 @@ is loaded, so Serve routes only to replicas that can serve. Steps run on a threa
 import asyncio
 import gc
 import logging
+import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -104,8 +105,8 @@ class EngineReplica:
         return self._engine_id
 
     async def process_ids(self) -> list[int]:
-        """Of the ranks, in order."""
-        return self._executor.process_ids()
+        """Of the engine itself, then of its ranks in order."""
+        return [os.getpid(), *self._executor.process_ids()]
 
     async def shutdown(self) -> None:
         """End open requests with an error and stop the ranks. A plain actor's owner calls it before it kills it."""

@@ -5,10 +5,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -35,8 +35,7 @@ def smallest(limits: Sequence[ModelLimits]) -> ModelLimits:
     for rank, each in enumerate(limits):
         if (each.block_size, each.vocab_size) != (least.block_size, least.vocab_size):
             raise ExecutorError(f"rank {rank} measured {each}, which does not fit {least}")
-    max_model_len = min(each.max_model_len for each in limits)
-    return ModelLimits(least.num_blocks, least.block_size, max_model_len, least.vocab_size)
+    return replace(least, max_model_len=min(each.max_model_len for each in limits))
 
 
 class RayExecutor:
@@ -205,5 +204,4 @@ def _cause(error: BaseException) -> str:
     """One line: what the rank itself raised, or what Ray says of it."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines() or [""]
-    name = type(cause).__name__
-    return f"{name}: {lines[0]}" if isinstance(error, RayError) else f"{name}: {' '.join(lines)}"
+    return f"{type(cause).__name__}: {lines[0]}"

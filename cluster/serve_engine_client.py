@@ -137,6 +137,10 @@ class ServeRequestStream:
         elif not self._receiver.finish(self._channel, reason):
             self._cancel_call()
 
+    async def wait_closed(self) -> None:
+        """Until the handle call has returned: the engine has ended the request, or is lost."""
+        await asyncio.wait((self._watch,))
+
     async def _watch_call(self) -> None:
         try:
             summary: GenerateSummary = await self._call
@@ -171,6 +175,7 @@ class ServeRequestStream:
 
 
 def describe(error: BaseException) -> str:
-    """One line on what Ray or Serve says."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    """One line: what the engine itself raised, or what Ray or Serve say."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0]}"
