@@ -14,9 +14,10 @@ from concurrent.futures import Future
 from dataclasses import astuple
 from typing import TypeVar
 
-from cluster.engine import Engine, EngineThread
+from cluster.engine import Engine
 from cluster.engine_metrics import EngineMetrics
 from cluster.engine_settings import EngineSettings
+from cluster.engine_thread import EngineThread
 from cluster.errors import EngineError
 from cluster.messages import GenerateRequest, GenerateSummary
 from cluster.metrics_pusher import MetricsPusher

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from fake_executor import LIMITS, FakeExecutor, continuation
 
-from cluster.engine import Engine, EngineThread
+from cluster.engine import Engine
+from cluster.engine_thread import EngineThread
 from cluster.errors import EngineError, ExecutorError
 from cluster.step_log import StepLog, StepRecord
 from scheduler.config import SchedulerConfig
