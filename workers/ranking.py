@@ -12,9 +12,9 @@ def rank(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     two are equal and the order in which a top-k meets ties cannot show.
     """
     bits = (values + 0.0).view(torch.int32)  # adding 0 turns -0.0 into 0.0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # ascending as integers where the floats are ascending
-    token_ids = torch.arange(values.shape[1], device=values.device)
-    keys = (ordered.to(torch.int64) << 32).bitwise_or_(_LOW - token_ids)
+    bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))  # ascending as integers where the floats are ascending
+    low_ids_last = torch.arange(_LOW, _LOW - values.shape[1], -1, device=values.device)
+    keys = bits.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(low_ids_last)
     best = keys.topk(count, dim=1).values if count < values.shape[1] else keys.sort(dim=1, descending=True).values
     ids = _LOW - best.bitwise_and_(_LOW)
     return values.gather(1, ids), ids

@@ -144,8 +144,9 @@ def _draw_truncated(
         ready = pending[(table.top_k[slots[pending]] <= count) | (count == vocab_size)]
         pending = np.setdiff1d(pending, ready)
         index = to_device(ready, device)
-        ranked, candidate_ids = rank(scaled[index], count)
-        kept = _truncate(ranked, scaled[index], slots[ready], table)
+        values = scaled[index]
+        ranked, candidate_ids = rank(values, count)
+        kept = _truncate(ranked, values, slots[ready], table)
         token_ids[index] = _gumbel_max(ranked, kept, candidate_ids, slots[ready], output_positions[ready], table)
         if count < vocab_size:
             # What is kept is a prefix of the ranking. Where it reaches the last candidate it may go on behind it.
@@ -164,8 +165,8 @@ def _truncate(ranked: torch.Tensor, scaled: torch.Tensor, slots: IntArray, table
     order = torch.arange(ranked.shape[1], device=device)
     limits = np.where(table.top_k[slots] > 0, table.top_k[slots], scaled.shape[1])
     in_top_k = order < to_device(limits, device).unsqueeze(1)
-    weights = torch.where(in_top_k, ranked.double().exp(), 0.0)
-    all_weights = scaled.double().exp().sum(dim=1)
+    weights = torch.where(in_top_k, ranked.exp(), 0.0).double()
+    all_weights = scaled.exp().sum(dim=1, dtype=torch.float64)
     total = torch.where(to_device(table.top_k[slots] > 0, device), weights.sum(dim=1), all_weights).unsqueeze(1)
     before = weights.cumsum(dim=1) - weights
     top_p = to_device(table.top_p[slots], device).unsqueeze(1)
