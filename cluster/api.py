@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from cluster.engine_client import EngineClient
-from cluster.errors import EngineError
 from cluster.frontend_metrics import FrontendMetrics
 from cluster.frontend_settings import FrontendSettings
 from cluster.generation import Generation
@@ -18,6 +17,7 @@ from cluster.health import Health
 from cluster.http_body import read_json
 from cluster.http_errors import error_body, error_response, install_error_handlers
 from cluster.http_gate import HttpGate
+from cluster.open_generations import OpenGenerations
 from cluster.prompts import PromptEncoder
 from cluster.protocol import BodyParser, GenerationOptions, unknown_model
 from cluster.responses import AnswerShape, ChatShape, CompletionShape, encode_json
@@ -31,7 +31,7 @@ _BYTES_PER_MB = 1 << 20
 
 
 class ApiServer:
-    """The handlers of the routes. `accepting` False drains: no new generation, those under way go on."""
+    """The handlers of the routes. `open_generations` knows what is under way, and drains."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ApiServer:
         check_health: CheckHealth,
         frontend_metrics: FrontendMetrics,
     ) -> None:
-        self.accepting = True
+        self.open_generations = OpenGenerations()
         self._settings = settings
         self._tokenizer = tokenizer
         self._client = engine_client
@@ -111,7 +111,8 @@ class ApiServer:
 
     async def health(self) -> Response:
         """GET /health: 200 when an engine is ready, else 503 with the phase."""
-        health = Health(False, "draining") if not self.accepting else await self._check_health()
+        draining = not self.open_generations.accepting
+        health = Health(False, "draining") if draining else await self._check_health()
         if health.ready:
             return _json({"status": "ready"})
         return error_response(503, error_body(503, f"not ready: {health.phase}", None, "not_ready"))
@@ -126,15 +127,16 @@ class ApiServer:
         return Response(body, headers={"content-type": content_type})
 
     async def _read_body(self, request: Request) -> dict[str, Any]:
-        if not self.accepting:
-            raise EngineError("draining")
+        self.open_generations.check_accepting()
         return await read_json(request, self._max_body_bytes)
 
     def _answer(
         self, generation: Generation, shape: AnswerShape, options: GenerationOptions, arrived: float
     ) -> GenerationResponse:
         self._frontend_metrics.observe_overhead(time.perf_counter() - arrived)
-        return GenerationResponse(generation, shape, stream=options.stream, include_usage=options.include_usage)
+        return GenerationResponse(
+            generation, self.open_generations, shape, stream=options.stream, include_usage=options.include_usage
+        )
 
     async def _model(self) -> dict[str, Any]:
         limits = await self._client.limits()

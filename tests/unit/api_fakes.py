@@ -124,9 +124,22 @@ class FakeStream:
     num_cached: int = 0
     finishes: list[str] = field(default_factory=list)
     ended: bool = False
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, reason: str) -> None:
         self.finishes.append(reason)
+        self.finished.set()
+
+    async def _step(self) -> None:
+        """Waits for the step, or for the request to be finished from outside."""
+        waits = [asyncio.ensure_future(self.delay()), asyncio.ensure_future(self.finished.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if waits[0].done():
+                waits[0].result()
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         if self.params.num_prompt_logprobs is not None:
@@ -136,7 +149,10 @@ class FakeStream:
             if len(self.prompt) > 2:  # the second message repeats a position, as after a preemption
                 yield self._output([], prompt_logprobs=PromptLogprobs(2, entries[1:]))
         for count, token_id in enumerate(self.script, 1):
-            await self.delay()
+            await self._step()
+            if self.finished.is_set():
+                yield self._output([], self.finishes[0])
+                return
             if count == self.fault_at:
                 if self.fault is not None:
                     raise self.fault
