@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import cache
 from typing import Any
 
 import ray
@@ -55,10 +56,16 @@ def _actor_name(app_name: str) -> str:
     return f"chunkserve-metrics:{app_name}"
 
 
+@cache
+def _remote_class() -> Any:
+    """Made once, because Ray exports each one anew."""
+    return ray.remote(MetricsActor)
+
+
 def create_metrics_actor(app_name: str, orphan_seconds: float = ORPHAN_SECONDS) -> Any:
     """The application's actor, created if there is none yet. Needs Ray to be initialised; takes no core."""
     return (
-        ray.remote(MetricsActor)
+        _remote_class()
         .options(
             name=_actor_name(app_name),
             namespace=NAMESPACE,
