@@ -129,7 +129,6 @@ class ModelRunner:
             group = rows.select(index)
             logits = self._shards.gather(self._logits(hidden, group)).float()
             finite.append(logits.amax(dim=1).isfinite())
-            logits = torch.where(finite[-1].unsqueeze(1), logits, 0.0)
             parts.append(compute_logprobs(logits, self._state.tokens_at(group.slots, group.context_lens), most))
         return PromptTensors(concatenate(parts), torch.cat(finite))
 

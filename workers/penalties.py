@@ -2,12 +2,24 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from workers.batch import RowSet
 from workers.device import to_device
 from workers.request_state import RequestState
-from workers.sampling_table import IntArray
+
+
+def adjust_logits(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
+    """Everything that changes logits before temperature, on float32 logits [rows, vocab], in place."""
+    apply_bias(logits, rows, state)
+    mask_stop_tokens(logits, rows, state)
+    penalized = np.flatnonzero(state.sampling.has_penalties[rows.slots])
+    if len(penalized):
+        index = to_device(penalized, logits.device)
+        changed = logits[index]
+        apply_penalties(changed, rows.select(penalized), state)
+        logits[index] = changed
 
 
 def apply_bias(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
@@ -27,8 +39,9 @@ def apply_bias(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
         logits.index_put_(index, values, accumulate=True)
 
 
-def mask_stop_tokens(logits: torch.Tensor, rows: RowSet, output_positions: IntArray, state: RequestState) -> None:
+def mask_stop_tokens(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
     """Forbid stop_token_ids in logits [rows, vocab], in place, where fewer than min_tokens were generated."""
+    output_positions = state.output_positions(rows.slots, rows.context_lens)
     entries = [
         (row, token_id)
         for row, (slot, position) in enumerate(zip(rows.slots.tolist(), output_positions.tolist(), strict=True))

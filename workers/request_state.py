@@ -60,6 +60,10 @@ class RequestState:
         """Slots, [len(request_ids)]. Raises PlanError for an id that is not held."""
         return np.array([self._slot(request_id) for request_id in request_ids], np.int64)
 
+    def output_positions(self, slots: IntArray, positions: IntArray) -> IntArray:
+        """Index in the output, [n], of the tokens at n (slot, position) pairs."""
+        return positions - self.num_prompt[slots]
+
     def apply_plan(self, plan: StepPlan) -> None:
         """Follow a plan's deltas: first those that leave, then those that come, then blocks and drafts.
 

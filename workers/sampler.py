@@ -14,7 +14,7 @@ from workers.batch import RowSet
 from workers.device import to_device
 from workers.logprobs import LogprobTensors, compute_logprobs, concatenate
 from workers.noise import gumbel_noise
-from workers.penalties import apply_bias, apply_penalties, mask_stop_tokens
+from workers.penalties import adjust_logits
 from workers.ranking import rank
 from workers.request_state import RequestState
 from workers.sampling_table import IntArray, SamplingTable
@@ -51,7 +51,7 @@ def sample(local_logits: torch.Tensor, rows: RowSet, state: RequestState, shards
     Rows that need no more than the largest logit gather two numbers from each rank, the others all logits.
     """
     device = local_logits.device
-    output_positions = rows.context_lens - state.num_prompt[rows.slots]
+    output_positions = state.output_positions(rows.slots, rows.context_lens)
     whole = state.sampling.needs_distribution(rows.slots, output_positions)
     greedy_rows, whole_rows = np.flatnonzero(~whole), np.flatnonzero(whole)
     token_ids = torch.zeros(len(rows), dtype=torch.int64, device=device)
@@ -67,7 +67,6 @@ def sample(local_logits: torch.Tensor, rows: RowSet, state: RequestState, shards
         index = to_device(group, device)
         logits = shards.gather(local_logits[index]).float()
         finite[index] = logits.amax(dim=1).isfinite()
-        logits = torch.where(finite[index].unsqueeze(1), logits, 0.0)
         chosen = _choose(logits.clone(), rows.select(group), output_positions[group], state)
         token_ids[index] = chosen
         wanted = np.flatnonzero(state.sampling.num_logprobs[rows.slots[group]] >= 0)
@@ -92,14 +91,7 @@ def row_groups(rows: IntArray, vocab_size: int) -> list[IntArray]:
 def _choose(logits: torch.Tensor, rows: RowSet, output_positions: IntArray, state: RequestState) -> torch.Tensor:
     """Tokens [rows] from whole float32 logits, which it overwrites."""
     table = state.sampling
-    apply_bias(logits, rows, state)
-    mask_stop_tokens(logits, rows, output_positions, state)
-    penalized = np.flatnonzero(table.has_penalties[rows.slots])
-    if len(penalized):
-        index = to_device(penalized, logits.device)
-        changed = logits[index]
-        apply_penalties(changed, rows.select(penalized), state)
-        logits[index] = changed
+    adjust_logits(logits, rows, state)
     token_ids = logits.argmax(dim=1)
     random = np.flatnonzero(table.temperature[rows.slots] > 0)
     if len(random):

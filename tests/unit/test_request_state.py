@@ -112,6 +112,17 @@ def test_a_later_epoch_starts_from_an_empty_mirror() -> None:
     assert state.request_ids == ("b", "c")
 
 
+def test_a_verification_of_an_ended_epoch_leaves_the_new_one_alone() -> None:
+    state = fresh_state()
+    runner = make_runner(state, num_blocks=3)
+    verifying = runner.launch(StepPlan(0, 0, {"a": 6}, new_requests=[new("a")], spec_token_ids={"a": [1]}))
+    chunk = runner.launch(StepPlan(1, 0, {"a": 2}, new_requests=[new("a")]))
+    runner.collect(verifying)
+    runner.collect(chunk)
+    slot = state.slots_of(["a"])
+    assert (state.num_tokens[slot].tolist(), state.num_computed[slot].tolist()) == ([5], [2])
+
+
 def test_a_late_verification_leaves_a_reused_slot_alone() -> None:
     state = fresh_state()
     runner = make_runner(state, num_blocks=3)

@@ -15,6 +15,7 @@ from scheduler.plan import NewRequest, StepPlan
 from scheduler.sampling_params import SamplingParams
 from workers import sampler
 from workers.batch import RowSet
+from workers.penalties import adjust_logits
 from workers.request_state import RequestState
 from workers.sampler import SampledTokens, sample
 from workers.tensor_parallel import TensorParallel
@@ -63,7 +64,8 @@ def make_case(params: SamplingParams, random_seed: int, coarse: bool = False) ->
     return Case(params, tokens, num_prompt, torch.from_numpy(logits))
 
 
-def run(cases: list[Case], vocab_size: int = VOCAB_SIZE) -> SampledTokens:
+def mirror(cases: list[Case]) -> tuple[torch.Tensor, RowSet, RequestState]:
+    """Logits [rows, vocab], rows and state of one request a case."""
     state = RequestState(len(cases), 64, 64, CPU)
     plan = StepPlan(0, 0, {})
     for index, case in enumerate(cases):
@@ -76,7 +78,11 @@ def run(cases: list[Case], vocab_size: int = VOCAB_SIZE) -> SampledTokens:
         numbers,
         np.array([len(case.tokens) for case in cases]),
     )
-    logits = torch.stack([case.logits for case in cases])
+    return torch.stack([case.logits for case in cases]), rows, state
+
+
+def run(cases: list[Case], vocab_size: int = VOCAB_SIZE) -> SampledTokens:
+    logits, rows, state = mirror(cases)
     return sample(logits, rows, state, VocabShards(TensorParallel(), [vocab_size]))
 
 
@@ -99,6 +105,27 @@ def test_tokens_are_those_of_one_row_at_a_time(many: list[SamplingParams], rando
     sampled = run(cases)
     assert sampled.token_ids.tolist() == [expected_token(case) for case in cases]
     assert sampled.finite.all()
+
+
+@settings(max_examples=60)
+@given(many=st.lists(params_strategy, min_size=1, max_size=8), random_seed=st.integers(0, 10**6))
+def test_adjusted_logits_are_those_of_one_row_at_a_time(many: list[SamplingParams], random_seed: int) -> None:
+    cases = [make_case(params, random_seed + index) for index, params in enumerate(many)]
+    logits, rows, state = mirror(cases)
+    adjust_logits(logits, rows, state)
+    for row, case in zip(logits, cases, strict=True):
+        expected = process(case.logits.double().numpy(), case.tokens, case.num_prompt, case.params)
+        assert np.allclose(row.numpy(), expected, atol=1e-4)
+
+
+def test_stop_tokens_are_masked_until_min_tokens_were_generated() -> None:
+    logits = torch.zeros(VOCAB_SIZE)
+    logits[[4, 9]] = torch.tensor([3.0, 2.0])
+    for temperature in (0.0, 1e-3):
+        params = SamplingParams(max_tokens=9, temperature=temperature, min_tokens=2, stop_token_ids=(4,))
+        assert run(
+            [Case(params, [1, *output], 1, logits) for output in ([], [9], [9, 9], [9, 9, 9])]
+        ).token_ids.tolist() == [9, 9, 4, 4]
 
 
 @pytest.mark.usefixtures("sizes")
