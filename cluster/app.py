@@ -13,7 +13,6 @@ from cluster.frontend import Frontend
 from cluster.frontend_settings import FrontendSettings
 from cluster.placement import FRONTEND_CPUS
 
-APP_NAME = "chunkserve"
 FRONTEND = "frontend"
 ENGINE = "engine"
 

@@ -2,6 +2,7 @@
 
 import sys
 
+from cluster.config import APP_NAME
 from cluster.errors import EngineError
 from cluster.local_ray import within
 from cluster.watchdog import Watchdog
@@ -24,8 +25,6 @@ class ClusterRay:
         """Connect. Raises EngineError if no cluster answers, or if it serves an application of ours already."""
         import ray
         from ray import serve
-
-        from cluster.app import APP_NAME
 
         try:
             ray.init(address=self._address, log_to_driver=False, logging_level="WARNING")
@@ -78,7 +77,6 @@ def remove_application(address: str, *, with_serve: bool) -> bool:
 def _remove(*, with_serve: bool) -> None:
     from ray import serve
 
-    from cluster.app import APP_NAME
     from cluster.metrics_actor import remove_metrics_actor
 
     serve.delete(APP_NAME)

@@ -25,6 +25,8 @@ from scheduler.config import SchedulingPolicy
 from workers.config import Dtype, ModelLimits, WorkerConfig
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+APP_NAME = "chunkserve"
+"""Of the Serve application, and of whose metrics actor its parts report to."""
 GIB = 1 << 30
 
 
@@ -218,6 +220,7 @@ def engine_settings(settings: Settings, model_path: str, device: Device) -> Engi
         worker=worker,
         scheduler=scheduler,
         model_name=settings.served_name,
+        app_name=APP_NAME,
         rank_gpus=1.0 if device.kind == "cuda" else 0.0,
     )
 
@@ -228,6 +231,7 @@ def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
     return FrontendSettings(
         model_path=model_path,
         model_name=settings.served_name,
+        app_name=APP_NAME,
         api_key=server.api_key,
         max_body_mb=server.max_body_mb,
     )

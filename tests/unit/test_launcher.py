@@ -17,7 +17,7 @@ from cluster.config_source import resolve
 from cluster.deploy_failure import cause_of
 from cluster.errors import ConfigError
 from cluster.launcher import check_port
-from cluster.local_ray import free_ports, serve_environment, within
+from cluster.local_ray import free_ports, serve_environment, within, write_proxy_starter
 from cluster.placement import cpus_needed, placement_strategy
 from cluster.signals import Stopped, StopSignals
 from cluster.watchdog import Watchdog
@@ -105,16 +105,22 @@ def test_the_cause_of_a_failed_deployment() -> None:
 
 def test_the_environment_of_serve_stays_in_the_runs_directory() -> None:
     directory = Path("/tmp/chunkserve-abcdefgh")
-    values = serve_environment(directory, haproxy=True)
+    values = serve_environment(directory, directory / "haproxy")
     paths = [value for name, value in values.items() if name.endswith(("_LOC", "_PATH", "_BASE", "_FILE"))]
-    assert len(paths) == 5
+    assert len(paths) == 6
     assert all(Path(path).is_relative_to(directory) for path in paths)
     # HAProxy refuses socket paths of more than 97 characters, and Serve puts a node's id of 56 into each.
     assert max(len(str(Path(path).parent / ("0" * 56) / Path(path).name)) for path in paths if ".sock" in path) <= 97
     ports = [value for name, value in values.items() if name.endswith("_PORT")]
     assert len(set(ports)) == 4
     assert values["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    assert serve_environment(directory, haproxy=False)["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert serve_environment(directory, None)["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+
+
+def test_the_proxys_starter_passes_its_arguments_on(tmp_path: Path) -> None:
+    starter = write_proxy_starter(tmp_path, "/bin/echo")
+    done = subprocess.run([str(starter), "-f", "a b"], capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout == "-dS -f a b\n"
 
 
 def test_an_address_that_is_none_is_refused() -> None:
