@@ -11,6 +11,8 @@ class FrontendSettings:
     """Local directory with the tokenizer, config.json and generation_config.json."""
     model_name: str
     """The name clients ask for, and the `model` of every answer."""
+    app_name: str = "chunkserve"
+    """Whose metrics actor the front end reports to and shows."""
     api_key: str | None = None
     """When set, every /v1 route needs `Authorization: Bearer <api_key>`; /health and /metrics stay open."""
     max_body_mb: float = 16.0

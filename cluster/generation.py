@@ -68,6 +68,8 @@ class Generation:
             for index, sampling in enumerate(self._sampling)
         ]
         self._streams: list[RequestStream] = []
+        self._opening: list[asyncio.Future[RequestStream]] = []
+        self._interrupted = False
 
     async def __aenter__(self) -> "Generation":
         if self._needs_engine:
@@ -77,6 +79,15 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        for choice, stream in zip(self.choices, self._streams, strict=False):
+            if not choice.finished:
+                stream.finish("abort")
+
+    def interrupt(self) -> None:
+        """End it now, with an EngineError for whoever waits for its opening or its deltas."""
+        self._interrupted = True
+        for task in self._opening:
+            task.cancel()
         for choice, stream in zip(self.choices, self._streams, strict=False):
             if not choice.finished:
                 stream.finish("abort")
@@ -111,15 +122,17 @@ class Generation:
         )
 
     async def _open_all(self) -> None:
-        tasks = [asyncio.ensure_future(self._open(index)) for index in range(len(self.choices))]
+        self._opening = [asyncio.ensure_future(self._open(index)) for index in range(len(self.choices))]
         try:
-            self._streams = list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
+            self._streams = list(await asyncio.gather(*self._opening))
+        except BaseException as error:
+            for task in self._opening:
                 task.cancel()
-            for opened in await asyncio.gather(*tasks, return_exceptions=True):
+            for opened in await asyncio.gather(*self._opening, return_exceptions=True):
                 if not isinstance(opened, BaseException):
                     opened.finish("abort")
+            if self._interrupted and isinstance(error, asyncio.CancelledError):
+                raise EngineError("interrupted while it waited for an engine") from None
             raise
 
     async def _open(self, index: int) -> RequestStream:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.choice import ChoiceDelta
 from cluster.generation import Generation
 from cluster.http_errors import describe_error
+from cluster.open_generations import OpenGenerations
 from cluster.responses import DONE, AnswerShape, encode_event, encode_json
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,18 @@ class GenerationResponse(Response):
     When the client leaves, at any moment, the generation is aborted.
     """
 
-    def __init__(self, generation: Generation, shape: AnswerShape, *, stream: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        open_generations: OpenGenerations,
+        shape: AnswerShape,
+        *,
+        stream: bool,
+        include_usage: bool,
+    ) -> None:
         super().__init__(media_type="text/event-stream" if stream else "application/json")
         self._generation = generation
+        self._open_generations = open_generations
         self._shape = shape
         self._stream = stream
         self._include_usage = include_usage
@@ -34,8 +44,9 @@ class GenerationResponse(Response):
         await run_until_disconnect(receive, self._answer(send))
 
     async def _answer(self, send: Send) -> None:
-        async with self._generation:
-            await (self._send_stream(send) if self._stream else self._send_whole(send))
+        with self._open_generations.hold(self._generation):
+            async with self._generation:
+                await (self._send_stream(send) if self._stream else self._send_whole(send))
 
     async def _send_whole(self, send: Send) -> None:
         choices = [ChoiceDelta() for _ in self._generation.choices]

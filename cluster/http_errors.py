@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -58,6 +59,14 @@ def install_error_handlers(app: FastAPI) -> None:
         body = error_body(error.status_code, message, None, "not_found" if error.status_code == 404 else None)
         return error_response(error.status_code, body, dict(error.headers or {}))
 
+    async def on_validation_error(_: Request, error: Exception) -> Response:
+        if not isinstance(error, RequestValidationError):
+            raise TypeError("not a RequestValidationError") from error
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return error_response(400, error_body(400, f"{name}: {first['msg']}", name))
+
     for kind in (RequestError, EngineError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, on_error)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)

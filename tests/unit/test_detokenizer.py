@@ -1,12 +1,12 @@
 """Incremental detokenisation against the tokenizers library's whole decode."""
 
 import pytest
+from api_fakes import BACKEND, SPECIAL, TOKENIZER, VOCAB, ids_of, sentencepiece_backend, split_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
-from api_fakes import BACKEND, SPECIAL, TOKENIZER, VOCAB, ids_of, sentencepiece_backend, split_bytes
 from cluster.detokenizer import Detokenizer
 from cluster.errors import ModelError
 from cluster.token_table import TokenTable
