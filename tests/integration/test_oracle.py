@@ -57,7 +57,9 @@ def requests_of(scenario: str, model: str, rng: random.Random) -> list[tuple[int
     """12 requests that arrive over the first steps. With tiny KV short prompts grow until blocks run out."""
     top = 40_000 if model == DEFAULT_MODEL else VOCAB_SIZE
     prefix = [rng.randrange(10, top) for _ in range(40)] if scenario == "shared_prefix" else []
-    longest, outputs = (30, (24, 60)) if scenario == "tiny_kv" else (90 - len(prefix), (4, 24))
+    longest, outputs = (30, (20, 50)) if scenario == "tiny_kv" else (90 - len(prefix), (4, 24))
+    if model == DEFAULT_MODEL:
+        outputs = (outputs[0] // 2, outputs[1] // 2)
     arrivals = []
     for index in range(12):
         prompt = prefix + [rng.randrange(10, top) for _ in range(rng.randrange(3, longest))]
@@ -76,7 +78,7 @@ def run_case(groups: dict[int, RankGroup], case: tuple) -> tuple[Outcome, list[R
             max_model_len=128,
             dtype="float32",
             num_threads=1,
-            num_blocks=10 if scenario == "tiny_kv" else 128,
+            num_blocks=8 if scenario == "tiny_kv" else 128,
         )
     )
     arrivals = requests_of(scenario, model, random.Random(str(case)))
