@@ -72,6 +72,7 @@ class CheckedLoop(Loop):
 
     def schedule(self) -> bool:
         must_decode = [r.request_id for r in self.scheduler.running if self.must_decode(r)]
+        held = set(self.worker.requests)
         by_priority = self.scheduler.stats().num_preemptions.get("priority", 0)
         planned = super().schedule()
         evictions = self.scheduler.stats().num_preemptions.get("priority", 0) - by_priority
@@ -83,6 +84,8 @@ class CheckedLoop(Loop):
             return False
         plan = self.in_flight[-1].plan
         self.check_plan(plan)
+        # Nothing pending outlives the workers it was meant for.
+        assert held.issuperset([*plan.finished_request_ids, *plan.preempted_request_ids])
         for request_id in must_decode:
             assert request_id not in still_running or request_id in plan.num_scheduled_tokens, "a decode waits"
         self.check_row_order(plan, must_decode)
