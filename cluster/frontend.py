@@ -38,7 +38,7 @@ _ANSWER_SECONDS = 5.0
 class Frontend:
     """One front-end replica. Serve's router spreads its requests over the engines behind `engine_handle`."""
 
-    async def __init__(self, settings: FrontendSettings, engine_handle: Any) -> None:
+    def __init__(self, settings: FrontendSettings, engine_handle: Any) -> None:
         """Raises ModelError when the tokenizer or the model's configuration cannot be read."""
         self._settings = settings
         self._engine = engine_handle
@@ -54,10 +54,10 @@ class Frontend:
         self._tokenizer = Tokenizer.load(settings.model_path)
         self._defaults = GenerationDefaults.load(settings.model_path)
         self._receiver = TokenReceiver()
-        await self._receiver.start(ray.util.get_node_ip_address())
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Serve after the constructor."""
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Serve after the constructor, on the loop that then serves. Raises LinkError."""
+        await self._receiver.start(ray.util.get_node_ip_address())
         app = build_app(
             self._settings,
             self._tokenizer,
