@@ -30,14 +30,11 @@ class HttpGate:
         headers = Headers(scope=scope)
         request_id = headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
         refusal = self._refusal(scope, headers, request_id)
-        app = self._app if refusal is None else error_response(*refusal)
+        app = self._app if refusal is None else error_response(*refusal, _headers(refusal[0]))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answer = MutableHeaders(scope=message)
-                answer[REQUEST_ID_HEADER] = request_id
-                if refusal is not None and refusal[0] == 401:
-                    answer["www-authenticate"] = "Bearer"
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
         echoes = self._echo_request_id and _is_request_id(request_id)
@@ -53,6 +50,10 @@ class HttpGate:
         if not hmac.compare_digest(given, self._expected):
             return 401, error_body(401, "the API key is missing or wrong", None, "invalid_api_key")
         return None
+
+
+def _headers(status: int) -> dict[str, str]:
+    return {"www-authenticate": "Bearer"} if status == 401 else {}
 
 
 def _is_request_id(value: str) -> bool:

@@ -91,6 +91,7 @@ async def test_the_key_guards_v1_and_nothing_else() -> None:
         for value in (b"", b"Bearer", b"Bearer x", b"bearer s\xc3\xa9cret", b"Basic abc", b"\xff\xfe"):
             response = await http.post("/v1/completions", json=GOOD, headers={b"authorization": value})
             assert check_error(response, 401)["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
         check_error(await http.post("/v1/completions", content=b"{"), 401)
         check_error(await http.get("/v1/nothing"), 401)
         check_error(await http.get("/v1/models"), 401)
