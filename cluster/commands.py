@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.config import DEFAULT_MODEL
-from cluster.config_source import ResolvedSettings, resolve
 from cluster.errors import ChunkserveError, ConfigError
-from cluster.local_device import find_device
+from cluster.settings.local_device import find_device
+from cluster.settings.source import ResolvedSettings, resolve
+from cluster.settings.tree import DEFAULT_MODEL
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +72,7 @@ def _resolve(options: argparse.Namespace) -> ResolvedSettings:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from cluster.launcher import Launcher
+    from cluster.launch.launcher import Launcher
 
     device = find_device()
     return Launcher(resolve(device, options.config, options.settings), device, options.address, _say).run()
@@ -85,7 +85,7 @@ def _check_config(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from cluster.model_store import open_store
+    from cluster.models.store import open_store
 
     model = open_store(_say).fetch(options.id)
     _say(f"{options.id} from {model.source}: {model.directory} ({model.seconds:.1f} s)")

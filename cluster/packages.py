@@ -6,6 +6,8 @@ from pathlib import Path
 from cluster.errors import ConfigError
 
 NAMES = ("scheduler", "workers", "cluster")
+ROOT = Path(__file__).resolve().parent.parent
+"""The directory that holds this package: where its other processes start, so that they import the same code."""
 
 
 def check_packages() -> Path:
@@ -17,11 +19,10 @@ def check_packages() -> Path:
     for name in NAMES:
         spec = find_spec(name)
         parents[name] = Path(spec.origin).resolve().parent.parent if spec is not None and spec.origin else None
-    mine = Path(__file__).resolve().parent.parent
-    if set(parents.values()) != {mine}:
+    if set(parents.values()) != {ROOT}:
         places = ", ".join(f"{name} from {parent or 'nowhere'}" for name, parent in parents.items())
         raise ConfigError(
-            f"chunkserve's packages must come from one directory ({mine}), but Python finds {places};"
+            f"chunkserve's packages must come from one directory ({ROOT}), but Python finds {places};"
             " uninstall the other distribution or change the order of sys.path"
         )
-    return mine
+    return ROOT

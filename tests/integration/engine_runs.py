@@ -8,9 +8,9 @@ from functools import cache
 
 from tiny_models import reference_greedy, tiny_model
 
-from cluster.engine import Engine
-from cluster.engine_settings import EngineDeadlines, EngineSettings, SchedulerOptions
-from cluster.executor import Executor
+from cluster.engine.engine import Engine
+from cluster.engine.executor import Executor
+from cluster.engine.settings import EngineDeadlines, EngineSettings, SchedulerOptions
 from scheduler.plan import RequestOutput
 from scheduler.request import Request
 from scheduler.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.local_ray import free_ports
+from cluster.launch.local_ray import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 180.0

@@ -14,11 +14,11 @@ from ray import serve
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.engine_actor import EngineReplica
-from cluster.engine_settings import EngineSettings
+from cluster.engine.actor import EngineReplica
+from cluster.engine.settings import EngineSettings
 from cluster.errors import EngineError, RequestError
-from cluster.serve_engine_client import ServeEngineClient, ServeRequestStream
-from cluster.token_receiver import TokenReceiver
+from cluster.links.serve_engine_client import ServeEngineClient, ServeRequestStream
+from cluster.links.token_receiver import TokenReceiver
 from scheduler.plan import RequestOutput
 from scheduler.sampling_params import SamplingParams
 

@@ -8,9 +8,9 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.engine_metrics import EngineMetrics
-from cluster.metrics_actor import create_metrics_actor, get_metrics_actor, remove_metrics_actor
-from cluster.metrics_pusher import MetricsPusher
+from cluster.metrics.actor import create_metrics_actor, get_metrics_actor, remove_metrics_actor
+from cluster.metrics.engine import EngineMetrics
+from cluster.metrics.pusher import MetricsPusher
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -135,7 +135,7 @@ def test_a_pusher_that_outlives_ray_starts_none(monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("created an actor, and with it a cluster")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("cluster.metrics_pusher.create_metrics_actor", not_wanted)
+    monkeypatch.setattr("cluster.metrics.pusher.create_metrics_actor", not_wanted)
     pusher = MetricsPusher("gone", "engine", "engine", "tiny")
     pusher.start()
     pusher.stop()

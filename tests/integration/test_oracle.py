@@ -9,8 +9,8 @@ import pytest
 from oracle import Outcome, RankGroup, assert_greedy, build_scheduler, generate, greedy
 from tiny_models import VOCAB_SIZE, tiny_model
 
-from cluster.config import DEFAULT_MODEL
-from cluster.model_store import open_store
+from cluster.models.store import open_store
+from cluster.settings.tree import DEFAULT_MODEL
 from scheduler.request import Request
 from workers.config import WorkerConfig
 

@@ -14,7 +14,7 @@ import pytest
 from served_model import write_served_model
 from service_process import ServiceProcess, living_processes, wait_gone
 
-from cluster.launcher import check_port
+from cluster.launch.launcher import check_port
 
 CRASH_SECONDS = 20.0
 CLUSTER_SECONDS = 40.0

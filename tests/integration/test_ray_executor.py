@@ -10,9 +10,9 @@ import ray
 from engine_runs import DEADLINE, all_gone, expected_tokens, generate, is_alive, settings
 from ray.util.placement_group import placement_group_table
 
+from cluster.engine.executor import InProcessExecutor, only_rank
+from cluster.engine.ray_executor import RayExecutor
 from cluster.errors import ExecutorError
-from cluster.executor import InProcessExecutor, only_rank
-from cluster.ray_executor import RayExecutor
 from scheduler.plan import NewRequest, StepPlan
 from scheduler.sampling_params import SamplingParams
 

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from cluster.api import build_app
-from cluster.engine_client import RequestStream
 from cluster.errors import EngineError, RequestError
-from cluster.frontend_settings import FrontendSettings
-from cluster.generation_defaults import GenerationDefaults
-from cluster.health import Health
-from cluster.tokenizer import Tokenizer
+from cluster.frontend.api import build_app
+from cluster.frontend.generation_defaults import GenerationDefaults
+from cluster.frontend.health import Health
+from cluster.frontend.settings import FrontendSettings
+from cluster.frontend.tokenizer import Tokenizer
+from cluster.links.engine_client import RequestStream
 from scheduler.plan import PromptLogprobs, RequestOutput, TokenLogprobs
 from scheduler.sampling_params import SamplingParams
 from workers.config import ModelLimits

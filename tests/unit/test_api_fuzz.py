@@ -9,8 +9,8 @@ from api_fakes import EOS, MODEL, VOCAB, FakeEngineClient, events_of, http_clien
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.chat_messages import _ROLES
-from cluster.unsupported_fields import _HARMLESS_CHAT, _HARMLESS_COMPLETION
+from cluster.frontend.chat_messages import _ROLES
+from cluster.frontend.unsupported_fields import _HARMLESS_CHAT, _HARMLESS_COMPLETION
 
 SHARED: dict[str, Any] = {
     "model": MODEL,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster import commands
-from cluster.launcher import check_port
-from cluster.local_ray import free_ports
+from cluster.launch.launcher import check_port
+from cluster.launch.local_ray import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import PARSERS, Device, Settings, engine_settings, frontend_settings, value_of
-from cluster.config_source import ResolvedSettings, resolve
-from cluster.config_values import ReplicaRange
 from cluster.errors import ConfigError
+from cluster.settings.source import ResolvedSettings, resolve
+from cluster.settings.tree import PARSERS, Device, Settings, engine_settings, frontend_settings, value_of
+from cluster.settings.values import ReplicaRange
 from workers.config import ModelLimits
 
 CPU = Device()

@@ -5,8 +5,8 @@ from dataclasses import fields
 import httpx
 from fastapi import FastAPI
 
-from cluster.debug import debug_router
-from cluster.step_log import StepRecord
+from cluster.frontend.debug import debug_router
+from cluster.links.messages import StepRecord
 
 RECORDS = [
     StepRecord(

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models
 
-from cluster.detokenizer import Detokenizer
 from cluster.errors import ModelError
-from cluster.token_table import TokenTable
+from cluster.frontend.detokenizer import Detokenizer
+from cluster.frontend.token_table import TokenTable
 
 SENTENCEPIECE = sentencepiece_backend()
 SENTENCEPIECE_TABLE = TokenTable.build(SENTENCEPIECE)

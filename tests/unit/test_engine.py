@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 from fake_executor import LIMITS, FakeExecutor, continuation
 
-from cluster.engine import Engine
-from cluster.engine_thread import EngineThread
+from cluster.engine.engine import Engine
+from cluster.engine.step_log import StepLog
+from cluster.engine.thread import EngineThread
 from cluster.errors import EngineError, ExecutorError
-from cluster.step_log import StepLog, StepRecord
+from cluster.links.messages import StepRecord
 from scheduler.config import SchedulerConfig
 from scheduler.plan import RequestOutput, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused

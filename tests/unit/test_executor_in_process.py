@@ -6,8 +6,8 @@ import threading
 import pytest
 from fake_executor import LIMITS
 
+from cluster.engine.executor import InProcessExecutor, only_rank
 from cluster.errors import ExecutorError
-from cluster.executor import InProcessExecutor, only_rank
 from scheduler.plan import StepPlan, StepResult
 from workers.config import ModelLimits, WorkerConfig
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster import processes
-from cluster.config import Device, Settings, engine_settings
-from cluster.config_source import resolve
-from cluster.deploy_failure import cause_of
 from cluster.errors import ConfigError
-from cluster.launcher import check_port
-from cluster.local_ray import free_ports, serve_environment, within, write_proxy_starter
-from cluster.placement import cpus_needed, placement_strategy
-from cluster.signals import Stopped, StopSignals
-from cluster.watchdog import Watchdog
+from cluster.launch import processes
+from cluster.launch.deploy_failure import cause_of
+from cluster.launch.launcher import check_port
+from cluster.launch.local_ray import free_ports, serve_environment, within, write_proxy_starter
+from cluster.launch.placement import cpus_needed, placement_strategy
+from cluster.launch.signals import Stopped, StopSignals
+from cluster.launch.watchdog import Watchdog
+from cluster.settings.source import resolve
+from cluster.settings.tree import Device, Settings, engine_settings
 
 DEADLINE = 30.0
 
@@ -69,7 +69,7 @@ def test_a_signal_with_nothing_to_stop_ends_at_once(signals: StopSignals) -> Non
 
 def test_the_second_signal_forces() -> None:
     code = (
-        "import signal\nfrom cluster.signals import StopSignals\n"
+        "import signal\nfrom cluster.launch.signals import StopSignals\n"
         "stop = StopSignals()\nstop.install(force=lambda: print('forced', flush=True))\n"
         "signal.raise_signal(signal.SIGINT)\nsignal.raise_signal(signal.SIGINT)\nprint('went on')\n"
     )

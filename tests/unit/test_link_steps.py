@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from link_peers import DEADLINE, HOST, until
 
+from cluster.engine.step_link import StepLink
 from cluster.errors import ExecutorError
-from cluster.step_link import StepLink
 from scheduler.plan import StepPlan, StepResult
 from workers.link import Link, LinkError
 from workers.step_loop import ERROR, PLAN, RESULT, rank_name

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from cluster.engine_metrics import EngineMetrics
-from cluster.frontend_metrics import FrontendMetrics
-from cluster.metrics_series import SERIES
-from cluster.metrics_snapshot import MetricsSnapshot
+from cluster.metrics.engine import EngineMetrics
+from cluster.metrics.frontend import FrontendMetrics
+from cluster.metrics.series import SERIES
+from cluster.metrics.snapshot import MetricsSnapshot
 from scheduler.plan import NewRequest, RequestOutput, SchedulerStats, StepPlan, StepResult
 from scheduler.sampling_params import SamplingParams
 

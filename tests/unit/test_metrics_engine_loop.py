@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from fake_executor import LIMITS, FakeExecutor
 
-from cluster.engine import Engine
-from cluster.engine_metrics import EngineMetrics
-from cluster.metrics_snapshot import MetricsSnapshot
+from cluster.engine.engine import Engine
+from cluster.metrics.engine import EngineMetrics
+from cluster.metrics.snapshot import MetricsSnapshot
 from scheduler.config import SchedulerConfig
 from scheduler.plan import RequestOutput
 from scheduler.request import Request, RequestRefused

@@ -3,10 +3,10 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.metrics import CONTENT_TYPE, render
-from cluster.metrics_series import PREFIX, SERIES
-from cluster.metrics_snapshot import HistogramAccumulator, HistogramTotals, SeriesKey
-from cluster.metrics_totals import Sample
+from cluster.metrics.render import CONTENT_TYPE, render
+from cluster.metrics.series import PREFIX, SERIES
+from cluster.metrics.snapshot import HistogramAccumulator, HistogramTotals, SeriesKey
+from cluster.metrics.totals import Sample
 
 
 def parse(text: bytes) -> dict[tuple[str, ...], float]:

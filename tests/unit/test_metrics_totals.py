@@ -5,8 +5,8 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.metrics_snapshot import HistogramTotals, MetricsSnapshot, MetricsSource
-from cluster.metrics_totals import ServiceTotals
+from cluster.metrics.snapshot import HistogramTotals, MetricsSnapshot, MetricsSource
+from cluster.metrics.totals import ServiceTotals
 
 COUNTER = ("generation_tokens",)
 HISTOGRAM = ("step_decode_tokens",)

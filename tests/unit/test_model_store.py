@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster import model_files, model_sources
-from cluster.config import DEFAULT_MODEL
 from cluster.errors import ModelError
-from cluster.model_sources import HubSource, PackageSource, Say
-from cluster.model_store import ModelStore, default_cache_dir
+from cluster.models import files as model_files
+from cluster.models import sources as model_sources
+from cluster.models.sources import HubSource, PackageSource, Say
+from cluster.models.store import ModelStore, default_cache_dir
+from cluster.settings.tree import DEFAULT_MODEL
 
 
 def write_safetensors(path: Path, num_bytes: int, missing: int = 0) -> None:

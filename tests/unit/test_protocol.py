@@ -7,10 +7,10 @@ import pytest
 from api_fakes import DEFAULTS, EOS, MODEL, VOCAB
 
 from cluster.errors import RequestError
-from cluster.frontend_settings import FrontendSettings
-from cluster.generation_defaults import GenerationDefaults
-from cluster.json_body import parse_json_object
-from cluster.protocol import BodyParser, ChatRequest, CompletionRequest
+from cluster.frontend.generation_defaults import GenerationDefaults
+from cluster.frontend.json_body import parse_json_object
+from cluster.frontend.protocol import BodyParser, ChatRequest, CompletionRequest
+from cluster.frontend.settings import FrontendSettings
 
 PARSER = BodyParser(FrontendSettings("/nowhere", MODEL, max_choices=16), DEFAULTS)
 NAN, INF, HUGE = math.nan, math.inf, 10**400

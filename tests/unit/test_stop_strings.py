@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.stop_strings import StopStrings
+from cluster.frontend.stop_strings import StopStrings
 
 ALPHABET = st.text("ab", max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)

@@ -8,8 +8,8 @@ from api_fakes import BACKEND, TEMPLATE, TOKENIZER, byte_level_backend, save_mod
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import ModelError, RequestError
-from cluster.generation_defaults import GenerationDefaults
-from cluster.tokenizer import Tokenizer
+from cluster.frontend.generation_defaults import GenerationDefaults
+from cluster.frontend.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "hi"}
 

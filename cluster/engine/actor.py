@@ -1,0 +1,169 @@
+"""The central actor: one engine, its scheduler and its ranks, as a Serve replica or as a plain Ray actor.
+
+The class knows nothing of Serve: whoever deploys it wraps it. Its constructor returns once the model
+is loaded, so Serve routes only to replicas that can serve. Steps run on a thread of their own.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import astuple
+from typing import TypeVar
+
+from cluster.engine.engine import Engine
+from cluster.engine.ray_executor import RayExecutor
+from cluster.engine.settings import EngineSettings
+from cluster.engine.thread import EngineThread
+from cluster.errors import EngineError
+from cluster.links.messages import GenerateRequest, GenerateSummary, StepRecord
+from cluster.links.token_sender import TokenSender
+from cluster.metrics.engine import EngineMetrics
+from cluster.metrics.pusher import MetricsPusher
+from scheduler.request import Request, RequestRefused
+from scheduler.scheduler import Scheduler
+from workers.config import ModelLimits
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS = 10.0
+
+
+class EngineReplica:
+    """One engine. Methods are coroutines, so that they run on the replica's loop and wait for nobody's thread."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Blocks while the ranks load. Raises ExecutorError naming the rank and the phase that failed."""
+        self._settings = settings
+        self._engine_id = f"{settings.engine_name}-{uuid.uuid4().hex[:8]}"
+        self._metrics = EngineMetrics()
+        self._pusher = self._start_pusher()
+        self._executor = RayExecutor(settings, self._show_phase)
+        self._thread = EngineThread(self._make_engine)
+        self._limits = self._thread.start(sum(astuple(settings.deadlines)))
+        self._metrics.set_cache_config(
+            self._limits.block_size, self._limits.num_blocks, settings.scheduler.enable_prefix_caching
+        )
+        # What start-up made lives as long as the process: no collection need look at it again.
+        gc.collect()
+        gc.freeze()
+        logger.info("engine %s serves: %s", self._engine_id, self._limits)
+
+    def _start_pusher(self) -> MetricsPusher | None:
+        settings = self._settings
+        if not settings.app_name:
+            return None
+        pusher = MetricsPusher(
+            settings.app_name, self._engine_id, "engine", settings.model_name, self._metrics.snapshot
+        )
+        pusher.start()
+        return pusher
+
+    def _show_phase(self, name: str, seconds: float | None) -> None:
+        if self._pusher is None:
+            return
+        if seconds is None:
+            self._pusher.begin_phase(name)
+        else:
+            self._pusher.end_phase(name, seconds)
+
+    # What front ends call
+
+    async def generate(self, request: GenerateRequest) -> GenerateSummary:
+        """Returns when the request has ended; its tokens travel on the token link to `request.reply_to`.
+
+        Cancelled, it aborts the request. Raises EngineError when the engine does not serve.
+        """
+        answer: Future[GenerateSummary] = Future()
+        answer.set_running_or_notify_cancel()  # It cannot be cancelled, so the engine may always answer.
+        self._thread.post(self._begin, request, answer)
+        try:
+            return await asyncio.wrap_future(answer)
+        except asyncio.CancelledError:
+            self._thread.post(self._engine.finish_request, request.request_id, "abort")
+            raise
+
+    async def limits(self) -> ModelLimits:
+        """What start-up measured."""
+        return self._limits
+
+    async def step_log(self, n: int) -> list[StepRecord]:
+        """The last n steps, oldest first, as of now."""
+        return await self._ask(lambda: self._engine.step_log(n))
+
+    async def check_health(self) -> None:
+        """Raises EngineError, or does not return, when the engine cannot serve: Serve then replaces the replica."""
+        await self._ask(self._engine.check_health)
+
+    async def engine_id(self) -> str:
+        """The name under which this replica dials front ends and reports metrics."""
+        return self._engine_id
+
+    async def process_ids(self) -> list[int]:
+        """Of the engine itself, then of its ranks in order."""
+        return [os.getpid(), *self._executor.process_ids()]
+
+    async def shutdown(self) -> None:
+        """End open requests with an error and stop the ranks. A plain actor's owner calls it before it kills it."""
+        await asyncio.to_thread(self._stop)
+
+    def __del__(self) -> None:
+        """Serve calls this at the end of a graceful shutdown, after it has waited for the calls that ran."""
+        if hasattr(self, "_thread"):
+            self._stop()
+
+    def _stop(self) -> None:
+        self._thread.stop(2 * self._settings.deadlines.shutdown)
+        if self._pusher is not None:
+            self._pusher.stop()
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """Let the engine's thread answer, between steps. Raises EngineError when it does not in time."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self._thread.call(question)), _ANSWER_SECONDS)
+        except TimeoutError:
+            raise EngineError(f"the engine's thread did not answer within {_ANSWER_SECONDS:g} s") from None
+
+    # On the engine's thread
+
+    def _make_engine(self) -> Engine:
+        settings = self._settings
+        engine = Engine(
+            self._executor,
+            lambda limits: Scheduler(settings.scheduler_config(limits), limits.num_blocks),
+            lambda outputs: self._sender.publish(outputs),
+            settings.scheduler.overlap_depth,
+            self._metrics,
+            settings.step_log_size,
+        )
+        self._sender = TokenSender(self._engine_id, engine.finish_request, settings.deadlines.orphan)
+        self._sender.start()
+        self._engine = engine
+        return engine
+
+    def _begin(self, request: GenerateRequest, answer: "Future[GenerateSummary]") -> None:
+        self._sender.open(request.request_id, request.reply_to, answer.set_result)
+        try:
+            self._engine.add_request(
+                Request(
+                    request.request_id,
+                    request.prompt_token_ids,
+                    request.sampling_params,
+                    arrival_time=request.arrival_time,
+                    priority=request.priority,
+                    lora_id=request.lora_id,
+                    cache_salt=request.cache_salt,
+                )
+            )
+        except RequestRefused as error:
+            self._sender.refuse(request.request_id, str(error), error.param)
+        except Exception as error:
+            self._sender.drop(request.request_id)
+            answer.set_exception(error)
+        else:
+            self._sender.admit(request.request_id)

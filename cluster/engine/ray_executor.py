@@ -1,0 +1,207 @@
+"""Ranks as Ray actors: Ray places, starts and kills them; plans and results travel on the step link."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.engine.settings import EngineSettings
+from cluster.engine.step_link import StepLink
+from cluster.errors import ExecutorError
+from scheduler.plan import StepPlan, StepResult
+from workers.actor import WorkerActor
+from workers.config import ModelLimits
+
+logger = logging.getLogger(__name__)
+
+OnPhase = Callable[[str, float | None], None]
+"""A start-up phase begins (None) or has ended (after so many seconds)."""
+
+
+def ignore_phase(name: str, seconds: float | None) -> None:
+    """For callers that do not show start-up."""
+
+
+def smallest(limits: Sequence[ModelLimits]) -> ModelLimits:
+    """What every rank can hold. Raises ExecutorError when ranks disagree on more than their memory."""
+    least = min(limits, key=lambda each: each.num_blocks)
+    for rank, each in enumerate(limits):
+        if (each.block_size, each.vocab_size) != (least.block_size, least.vocab_size):
+            raise ExecutorError(f"rank {rank} measured {each}, which does not fit {least}")
+    return replace(least, max_model_len=min(each.max_model_len for each in limits))
+
+
+class RayExecutor:
+    """One worker actor a rank, in the placement group of the actor that builds this, else in one of its own.
+
+    Build it on an actor's main thread, where the current placement group is known, and use it on one
+    event loop. In a group of its builder, bundle 0 is the builder's and bundle 1 + r is rank r's.
+    """
+
+    def __init__(self, settings: EngineSettings, on_phase: OnPhase = ignore_phase) -> None:
+        self._settings = settings
+        self._deadlines = settings.deadlines
+        self._on_phase = on_phase
+        self._outer_group: PlacementGroup | None = ray.util.get_current_placement_group()
+        self._own_group: PlacementGroup | None = None
+        self._ranks: list[Any] = []
+        self._process_ids: list[int] = []
+        self._link: StepLink | None = None
+
+    # Start-up
+
+    async def start(self) -> ModelLimits:
+        """Raises ExecutorError naming the rank and the phase that failed; nothing is left running then."""
+        try:
+            return await self._start()
+        except BaseException:
+            await self.shutdown()
+            raise
+
+    async def _start(self) -> ModelLimits:
+        deadlines = self._deadlines
+        async with self._phase("place"):
+            await self._place()
+        async with self._phase("load"):
+            (rendezvous,) = await self._wait([self._ranks[0].rendezvous.remote()], "rendezvous", deadlines.place)
+            await self._wait([rank.load.remote(rendezvous) for rank in self._ranks], "load", deadlines.load)
+        async with self._phase("measure"):
+            measured = [rank.measure.remote() for rank in self._ranks]
+            limits = smallest(await self._wait(measured, "measure", deadlines.measure))
+        async with self._phase("allocate"):
+            await self._wait([rank.allocate.remote(limits) for rank in self._ranks], "allocate", deadlines.allocate)
+        async with self._phase("link"):
+            await self._connect()
+        return limits
+
+    @asynccontextmanager
+    async def _phase(self, name: str) -> AsyncIterator[None]:
+        began = time.perf_counter()
+        self._on_phase(name, None)
+        yield
+        seconds = time.perf_counter() - began
+        logger.info("start-up phase %s took %.2f s", name, seconds)
+        self._on_phase(name, seconds)
+
+    async def _place(self) -> None:
+        """Start one actor process a rank."""
+        num_ranks = self._settings.worker.tensor_parallel_size
+        group, first_bundle = self._outer_group, 1
+        if group is None:
+            group, first_bundle = await self._create_group(num_ranks), 0
+        elif group.bundle_count < first_bundle + num_ranks:
+            raise ExecutorError(
+                f"the placement group has {group.bundle_count} bundles; the engine and {num_ranks} ranks need"
+                f" {first_bundle + num_ranks}"
+            )
+        actor_class = ray.remote(WorkerActor)
+        for rank in range(num_ranks):
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + rank)
+            options = actor_class.options(
+                num_cpus=self._settings.rank_cpus,
+                num_gpus=self._settings.rank_gpus,
+                scheduling_strategy=strategy,
+                max_restarts=0,
+            )
+            self._ranks.append(options.remote(self._settings.worker, rank))
+        started = [rank.process_id.remote() for rank in self._ranks]
+        self._process_ids = await self._wait(started, "place", self._deadlines.place)
+
+    async def _create_group(self, num_ranks: int) -> PlacementGroup:
+        bundles = [self._settings.rank_bundle() for _ in range(num_ranks)]
+        self._own_group = placement_group(bundles, strategy="PACK")
+        try:
+            await asyncio.wait_for(self._own_group.ready(), self._deadlines.place)
+        except TimeoutError:
+            raise ExecutorError(
+                f"no room in the cluster for {num_ranks} ranks of {bundles[0]} within {self._deadlines.place:g} s"
+            ) from None
+        return self._own_group
+
+    async def _connect(self) -> None:
+        num_ranks = len(self._ranks)
+        self._link = StepLink(num_ranks, self._deadlines.step)
+        address = await self._link.listen(ray.util.get_node_ip_address())
+        dials = [rank.connect_link.remote(*address) for rank in self._ranks]
+        await self._wait(dials, "link", self._deadlines.link)
+        await self._link.wait_for_ranks(self._deadlines.link)
+
+    async def _wait(self, calls: Sequence[Any], phase: str, seconds: float) -> list[Any]:
+        """Results of one call a rank, in the order of the ranks. Raises ExecutorError, for the first that fails."""
+        tasks = [asyncio.ensure_future(_resolve(call)) for call in calls]
+        try:
+            _, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            for rank, task in enumerate(tasks):
+                if task.done() and (error := task.exception()) is not None:
+                    raise ExecutorError(f"rank {rank} failed in start-up phase {phase!r}: {_cause(error)}") from error
+            if pending:
+                late = ", ".join(f"rank {rank}" for rank, task in enumerate(tasks) if task in pending)
+                raise ExecutorError(f"{late} did not finish start-up phase {phase!r} within {seconds:g} s")
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # Steps
+
+    def execute_step(self, plan: StepPlan) -> Awaitable[StepResult]:
+        """Send to all ranks at once, without waiting. Raises ExecutorError, from the awaitable."""
+        return self._started_link().execute(plan)
+
+    def check_health(self) -> None:
+        """Raises ExecutorError if a rank is known to be dead, or none was started."""
+        self._started_link().check_health()
+
+    def process_ids(self) -> list[int]:
+        """Of the ranks, in order."""
+        return list(self._process_ids)
+
+    def _started_link(self) -> StepLink:
+        if self._link is None:
+            raise ExecutorError("the ranks were not started")
+        return self._link
+
+    # End
+
+    async def shutdown(self) -> None:
+        """Kill every rank and wait, for the deadline's seconds, until they are gone. Never raises for a dead rank."""
+        if self._link is not None:
+            self._link.close()
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            ray.kill(rank, no_restart=True)
+        await self._wait_for_deaths(ranks)
+        if self._own_group is not None:
+            remove_placement_group(self._own_group)
+            self._own_group = None
+
+    async def _wait_for_deaths(self, ranks: Sequence[Any]) -> None:
+        """A call to a dead actor fails: that is how Ray says it is gone."""
+        if not ranks:
+            return
+        probes = [asyncio.ensure_future(_resolve(rank.process_id.remote())) for rank in ranks]
+        _, alive = await asyncio.wait(probes, timeout=self._deadlines.shutdown)
+        for rank, probe in enumerate(probes):
+            if probe in alive:
+                probe.cancel()
+                logger.error("rank %d is not gone after %g s", rank, self._deadlines.shutdown)
+            else:
+                probe.exception()  # looked at, so that asyncio does not report it
+
+
+async def _resolve(call: Any) -> Any:
+    return await call
+
+
+def _cause(error: BaseException) -> str:
+    """One line: what the rank itself raised, or what Ray says of it."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0]}"

@@ -1,0 +1,195 @@
+"""The OpenAI API as a FastAPI app. Knows neither Ray nor where engines live."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from cluster.frontend.generation import Generation
+from cluster.frontend.generation_defaults import GenerationDefaults
+from cluster.frontend.generation_response import GenerationResponse
+from cluster.frontend.health import Health
+from cluster.frontend.http_body import read_json
+from cluster.frontend.http_errors import error_body, error_response, install_error_handlers
+from cluster.frontend.http_gate import HttpGate
+from cluster.frontend.open_generations import OpenGenerations
+from cluster.frontend.prompts import PromptEncoder
+from cluster.frontend.protocol import BodyParser, GenerationOptions, unknown_model
+from cluster.frontend.responses import AnswerShape, ChatShape, CompletionShape, encode_json
+from cluster.frontend.settings import FrontendSettings
+from cluster.frontend.tokenizer import Tokenizer
+from cluster.links.engine_client import EngineClient
+from cluster.metrics.frontend import FrontendMetrics
+
+RenderMetrics = Callable[[], Awaitable[tuple[bytes, str]]]
+"""The metrics page and its content type."""
+CheckHealth = Callable[[], Awaitable[Health]]
+
+_BYTES_PER_MB = 1 << 20
+
+
+class ApiServer:
+    """The handlers of the routes. `open_generations` knows what is under way, and drains."""
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        engine_client: EngineClient,
+        render_metrics: RenderMetrics,
+        check_health: CheckHealth,
+        frontend_metrics: FrontendMetrics,
+    ) -> None:
+        self.open_generations = OpenGenerations()
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._client = engine_client
+        self._render_metrics = render_metrics
+        self._check_health = check_health
+        self._frontend_metrics = frontend_metrics
+        self._parser = BodyParser(settings, defaults)
+        self._prompts = PromptEncoder(tokenizer)
+        self._max_body_bytes = int(settings.max_body_mb * _BYTES_PER_MB)
+        self._created = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        arrived = time.perf_counter()
+        body = await self._read_body(request)
+        limits = await self._client.limits()
+        parsed = self._parser.completion(body, limits.vocab_size)
+        prompts = await self._prompts.completion(parsed)
+        options = parsed.options
+        shape = CompletionShape(
+            self._settings.model_name, self._tokenizer.table, options.sampling.num_logprobs, options.include_usage
+        )
+        generation = Generation(
+            self._client,
+            self._tokenizer.table,
+            options,
+            prompts,
+            limits.max_model_len,
+            echo=parsed.echo,
+            continues_prompt=True,
+        )
+        return self._answer(generation, shape, options, arrived)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        arrived = time.perf_counter()
+        body = await self._read_body(request)
+        limits = await self._client.limits()
+        parsed = self._parser.chat(body, limits.vocab_size)
+        prompt = await self._prompts.chat(parsed)
+        options = parsed.options
+        shape = ChatShape(
+            self._settings.model_name, self._tokenizer.table, options.sampling.num_logprobs, options.include_usage
+        )
+        generation = Generation(
+            self._client,
+            self._tokenizer.table,
+            options,
+            [prompt],
+            limits.max_model_len,
+            prompt_field="messages",
+            continues_prompt=parsed.continue_final_message,
+        )
+        return self._answer(generation, shape, options, arrived)
+
+    async def models(self) -> Response:
+        """GET /v1/models."""
+        return _json({"object": "list", "data": [await self._model()]})
+
+    async def model(self, name: str) -> Response:
+        """GET /v1/models/{name}."""
+        if name != self._settings.model_name:
+            raise unknown_model(self._settings.model_name)
+        return _json(await self._model())
+
+    async def health(self) -> Response:
+        """GET /health: 200 when an engine is ready, else 503 with the phase."""
+        draining = not self.open_generations.accepting
+        health = Health(False, "draining") if draining else await self._check_health()
+        if health.ready:
+            return _json({"status": "ready"})
+        return error_response(503, error_body(503, f"not ready: {health.phase}", None, "not_ready"))
+
+    async def live(self) -> Response:
+        """GET /health/live: this process answers."""
+        return _json({"status": "live"})
+
+    async def metrics(self) -> Response:
+        """GET /metrics: the whole service's."""
+        body, content_type = await self._render_metrics()
+        return Response(body, headers={"content-type": content_type})
+
+    async def _read_body(self, request: Request) -> dict[str, Any]:
+        self.open_generations.check_accepting()
+        return await read_json(request, self._max_body_bytes)
+
+    def _answer(
+        self, generation: Generation, shape: AnswerShape, options: GenerationOptions, arrived: float
+    ) -> GenerationResponse:
+        self._frontend_metrics.observe_overhead(time.perf_counter() - arrived)
+        return GenerationResponse(
+            generation, self.open_generations, shape, stream=options.stream, include_usage=options.include_usage
+        )
+
+    async def _model(self) -> dict[str, Any]:
+        limits = await self._client.limits()
+        return {
+            "id": self._settings.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "chunkserve",
+            "max_model_len": limits.max_model_len,
+        }
+
+
+def build_app(
+    settings: FrontendSettings,
+    tokenizer: Tokenizer,
+    defaults: GenerationDefaults,
+    engine_client: EngineClient,
+    render_metrics: RenderMetrics,
+    check_health: CheckHealth,
+    frontend_metrics: FrontendMetrics | None = None,
+    *,
+    echo_request_id: bool = True,
+) -> FastAPI:
+    """The app; `app.state.server` is its ApiServer.
+
+    `echo_request_id` False when whoever calls the app puts x-request-id on the answers itself.
+    """
+    server = ApiServer(
+        settings,
+        tokenizer,
+        defaults,
+        engine_client,
+        render_metrics,
+        check_health,
+        frontend_metrics or FrontendMetrics(),
+    )
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.state.server = server
+    install_error_handlers(app)
+    app.add_middleware(HttpGate, api_key=settings.api_key, echo_request_id=echo_request_id)
+    routes: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
+        ("POST", "/v1/completions", server.completions),
+        ("POST", "/v1/chat/completions", server.chat_completions),
+        ("GET", "/v1/models", server.models),
+        ("GET", "/v1/models/{name:path}", server.model),
+        ("GET", "/health", server.health),
+        ("GET", "/health/live", server.live),
+        ("GET", "/metrics", server.metrics),
+    ]
+    for method, path, handler in routes:
+        app.add_api_route(path, handler, methods=[method], response_model=None)
+    return app
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(encode_json(value), media_type="application/json")

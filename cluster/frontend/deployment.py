@@ -1,0 +1,117 @@
+"""The front end: a Serve deployment that speaks HTTP, tokenises, and knows no tensor."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from cluster.errors import EngineError
+from cluster.frontend.api import ApiServer, build_app
+from cluster.frontend.debug import debug_router
+from cluster.frontend.generation_defaults import GenerationDefaults
+from cluster.frontend.health import Health
+from cluster.frontend.settings import FrontendSettings
+from cluster.frontend.tokenizer import Tokenizer
+from cluster.links.messages import StepRecord
+from cluster.links.serve_engine_client import ServeEngineClient
+from cluster.links.token_receiver import TokenReceiver
+from cluster.metrics.actor import create_metrics_actor
+from cluster.metrics.frontend import FrontendMetrics
+from cluster.metrics.pusher import MetricsPusher
+from cluster.metrics.render import CONTENT_TYPE
+from cluster.metrics.totals import SourceStatus
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 5.0
+"""What an engine or the metrics actor may take to answer a question about itself."""
+
+
+@serve.ingress()
+class Frontend:
+    """One front-end replica. Serve's router spreads its requests over the engines behind `engine_handle`."""
+
+    def __init__(self, settings: FrontendSettings, engine_handle: Any) -> None:
+        """Raises ModelError when the tokenizer or the model's configuration cannot be read."""
+        self._settings = settings
+        self._engine = engine_handle
+        self._frontend_metrics = FrontendMetrics()
+        self._pusher = MetricsPusher(
+            settings.app_name,
+            f"frontend-{uuid.uuid4().hex[:8]}",
+            "frontend",
+            settings.model_name,
+            self._frontend_metrics.snapshot,
+        )
+        self._pusher.start()
+        self._tokenizer = Tokenizer.load(settings.model_path)
+        self._defaults = GenerationDefaults.load(settings.model_path)
+        self._receiver = TokenReceiver()
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Serve after the constructor, on the loop that then serves. Raises LinkError."""
+        await self._receiver.start(ray.util.get_node_ip_address())
+        app = build_app(
+            self._settings,
+            self._tokenizer,
+            self._defaults,
+            ServeEngineClient(self._engine, self._receiver),
+            self._render_metrics,
+            self._check_health,
+            self._frontend_metrics,
+            echo_request_id=False,  # Serve does
+        )
+        app.include_router(debug_router(self._last_steps))
+        self._server: ApiServer = app.state.server
+        return app
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse what is new, and return when all that is open has ended, after `seconds` by force."""
+        await self._server.open_generations.drain(seconds)
+
+    async def __del__(self) -> None:
+        """Serve calls this at the end of a graceful shutdown."""
+        if hasattr(self, "_receiver"):
+            await self._receiver.close()
+        if hasattr(self, "_pusher"):
+            await asyncio.to_thread(self._pusher.stop)
+
+    async def _render_metrics(self) -> tuple[bytes, str]:
+        return await self._ask(create_metrics_actor(self._settings.app_name).render), CONTENT_TYPE
+
+    async def _last_steps(self, n: int) -> Sequence[StepRecord]:
+        records: Sequence[StepRecord] = await self._ask(self._engine.step_log, n)
+        return records
+
+    async def _check_health(self) -> Health:
+        try:
+            await self._ask(self._engine.check_health)
+        except EngineError as error:
+            logger.info("not healthy: %s", error)
+            return Health(False, await self._phase())
+        return Health(True, "ready")
+
+    async def _phase(self) -> str:
+        try:
+            statuses: list[SourceStatus] = await self._ask(create_metrics_actor(self._settings.app_name).status)
+        except EngineError:
+            return "no engine answers"
+        phases = [status.phase for status in statuses if status.role == "engine" and status.phase is not None]
+        return ", ".join(dict.fromkeys(phases)) or "no engine answers"
+
+    async def _ask(self, method: Any, *args: object) -> Any:
+        """Call a method of an engine or the metrics actor. Raises EngineError when it does not answer."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await method.remote(*args)
+        except (RayError, RayServeException) as error:
+            raise EngineError(f"no answer: {type(error).__name__}") from error
+        except TimeoutError:
+            raise EngineError(f"no answer within {_ANSWER_SECONDS:g} s") from None

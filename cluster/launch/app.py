@@ -1,0 +1,70 @@
+"""The Serve application: engines with their ranks, and front ends before them."""
+
+from typing import Any
+
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from cluster.engine.actor import EngineReplica
+from cluster.engine.settings import EngineSettings
+from cluster.frontend.deployment import Frontend
+from cluster.frontend.settings import FrontendSettings
+from cluster.launch.placement import FRONTEND_CPUS
+from cluster.settings.tree import Settings
+from cluster.settings.values import ReplicaRange
+
+FRONTEND = "frontend"
+ENGINE = "engine"
+
+MAX_ONGOING_REQUESTS = 4096
+"""Above what engines admit, so that queueing, priorities and refusals are the scheduler's and not Serve's."""
+STOP_SECONDS = 15.0
+"""What a replica may take to stop beyond the time its requests get."""
+
+
+def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSettings, strategy: str) -> Any:
+    """The application to deploy. `strategy` places an engine's bundles: STRICT_PACK on one node, or PACK."""
+    stop_seconds = settings.server.drain_seconds + STOP_SECONDS
+    engines = serve.deployment(
+        EngineReplica,
+        name=ENGINE,
+        ray_actor_options={"num_cpus": engine.engine_cpus},
+        placement_group_bundles=engine.placement_bundles(),
+        placement_group_strategy=strategy,
+        graceful_shutdown_timeout_s=stop_seconds,
+        **_common(),
+        **_replicas(settings.parallel.num_replicas, engine.worker.max_num_seqs),
+    ).bind(engine)
+    return serve.deployment(
+        Frontend,
+        name=FRONTEND,
+        ray_actor_options={"num_cpus": FRONTEND_CPUS},
+        num_replicas=settings.server.num_frontends,
+        graceful_shutdown_timeout_s=stop_seconds,
+        **_common(),
+    ).bind(frontend, engines)
+
+
+def _common() -> dict[str, Any]:
+    return {
+        "max_ongoing_requests": MAX_ONGOING_REQUESTS,
+        # A crash is noticed at a check, so the period is how long a dead replica keeps its place.
+        "health_check_period_s": 1.0,
+        "health_check_timeout_s": 5.0,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        # What fails when it is built fails again: show the cause instead of trying thrice.
+        "max_constructor_retry_count": 1,
+        "logging_config": LoggingConfig(enable_access_log=False),
+    }
+
+
+def _replicas(replicas: ReplicaRange, target: int) -> dict[str, Any]:
+    if replicas.low == replicas.high:
+        return {"num_replicas": replicas.low}
+    return {
+        "autoscaling_config": {
+            "min_replicas": replicas.low,
+            "max_replicas": replicas.high,
+            "target_ongoing_requests": target,
+        }
+    }

@@ -1,0 +1,1 @@
+"""What front ends and engines say to each other, and the sockets on which they say it."""

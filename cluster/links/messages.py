@@ -1,0 +1,108 @@
+"""What front ends and engines say to each other. No behaviour.
+
+`GenerateRequest` and `GenerateSummary` travel through a Serve handle, the rest as msgspec messages
+on the token link that the engine opens to each front end.
+"""
+
+from dataclasses import dataclass
+
+from scheduler.plan import RequestOutput
+from scheduler.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """Where a link listens, and the random token its caller must show first."""
+
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One choice of one API request. `request_id` is internal, unique and never reused."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    """Seconds since the epoch, by the front end's clock."""
+    reply_to: LinkAddress
+    priority: int = 0
+    cache_salt: str | None = None
+    lora_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSummary:
+    """How a request ended: the front end reads its token link up to `num_tokens`."""
+
+    finish_reason: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Front end to engine, first thing on every link: how much it holds of what it waits for.
+
+    The engine sends nothing before it, and sends on from there; requests it does not name are sent whole.
+    """
+
+    num_tokens: dict[str, int]
+    """request id -> tokens held; -1 when not even the admission has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """First message for a request: accepted (`error` None) or refused, and why."""
+
+    request_id: str
+    error: str | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """All that one step means for one front end."""
+
+    outputs: list[RequestOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Front end to engine: end this request, "stop" at a stop string, "abort" when its client left."""
+
+    request_id: str
+    reason: str
+
+
+EngineToFrontend = Admission | TokenBatch
+FrontendToEngine = Resume | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step as the engine saw it. Times are `time.perf_counter()`, in seconds."""
+
+    epoch: int
+    step_id: int
+    num_scheduled_tokens: dict[str, int]
+    """The plan's own map: request id -> tokens."""
+    num_decodes: int
+    """Requests in the plan that had sampled a token before it."""
+    num_decode_tokens: int
+    """Their tokens, drafts included."""
+    num_chunk_tokens: int
+    """All other tokens of the plan."""
+    num_missed_decodes: int
+    """Requests that had sampled, are still open, and are not in the plan: 0 means that no stream waited."""
+    num_preempted: int
+    sent_ahead: bool
+    """The plan was sent before the result of the plan before it had arrived."""
+    execute_seconds: float
+    """The worker's own measure of its step."""
+    wall_seconds: float
+    """From the later of (plan sent, previous result) to the result: the step's share of a stream's gap."""
+    sent_at: float
+    received_at: float

@@ -1,0 +1,1 @@
+"""Models on disk: found, fetched, converted and verified before anything starts."""
