@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
         return 2
     # `python benchmarks` puts this folder on the path, and not the one above it.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    return int(importlib.import_module(f"benchmarks.{name}").main(rest) or 0)
+    return int(importlib.import_module(f"benchmarks.{name}").main(rest))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""`python -m benchmarks NAME`: every name runs, with the arguments after it."""
+
+import pytest
+
+from benchmarks.__main__ import NAMES, main
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_takes_its_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: {name}" in capsys.readouterr().out
+
+
+def test_the_default_is_scheduler_cost(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("benchmarks.scheduler_cost.SIZES", (1, 2))
+    monkeypatch.setattr("benchmarks.scheduler_cost.NUM_STEPS", 3)
+    monkeypatch.setattr("benchmarks.scheduler_cost.CHECKED_SIZE", 2)
+    monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_MS", 1e6)
+    assert main([]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_MS", 0.0)
+    assert main([]) == 1
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nothing"]) == 2
+    assert ", ".join(NAMES) in capsys.readouterr().err
