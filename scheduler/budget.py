@@ -6,8 +6,6 @@ from typing import NamedTuple, Protocol
 from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Request
 
-_GIB = 1 << 30
-
 
 class StepBudget(NamedTuple):
     """Most tokens that the next step computes, and the reason shown to operators."""
@@ -42,12 +40,3 @@ class StaticBudget:
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
         """Nothing to learn."""
-
-
-def default_max_num_batched_tokens(device_memory: int | None, *, offline: bool = False) -> int:
-    """A starting point, in tokens. `device_memory` is the GPU's memory in bytes, None without a GPU."""
-    if device_memory is None:
-        return 256
-    if device_memory >= 70 * _GIB:
-        return 16384 if offline else 8192
-    return 8192 if offline else 2048

@@ -13,7 +13,7 @@ class SamplingParams:
     """
 
     max_tokens: int
-    """Most tokens to generate, at least 1; already clipped to the room the model length leaves."""
+    """Most tokens to generate, at least 1; the model length may end it before."""
     min_tokens: int = 0
     """`stop_token_ids` are masked until this many tokens were generated."""
     temperature: float = 1.0

@@ -3,7 +3,7 @@
 import pytest
 from step_table import Rig
 
-from scheduler.budget import StaticBudget, StepBudget, default_max_num_batched_tokens
+from scheduler.budget import StaticBudget, StepBudget
 from scheduler.config import SchedulerConfig
 from scheduler.plan import SchedulerStats
 from scheduler.request import Request, RequestRefused, RequestStatus
@@ -900,18 +900,3 @@ def test_the_budget_seat_is_asked_each_step_and_never_exceeds_the_hard_limit() -
     """)
     assert budget.seen == [0, 1, 1]
     assert (scheduler.stats().token_budget, scheduler.stats().token_budget_reason) == (5, "test")
-
-
-@pytest.mark.parametrize(
-    ("device_memory", "offline", "expected"),
-    [
-        (None, True, 256),
-        (None, False, 256),
-        (24 << 30, True, 8192),
-        (24 << 30, False, 2048),
-        (70 << 30, True, 16384),
-        (70 << 30, False, 8192),
-    ],
-)
-def test_default_budgets(device_memory: int | None, offline: bool, expected: int) -> None:
-    assert default_max_num_batched_tokens(device_memory, offline=offline) == expected
