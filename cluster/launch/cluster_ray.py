@@ -53,11 +53,11 @@ class ClusterRay:
             return
         removed = within(REMOVE_SECONDS, lambda: _remove(with_serve=self._started_serve))
         within(10.0, ray.shutdown)
-        self._watchdog.dismiss()
-        if not removed:
+        if not removed:  # The watchdog stays, to try again when this process has ended.
             raise EngineError(
                 f"the cluster at {self._address} did not confirm in {REMOVE_SECONDS:g} s that all is removed"
             )
+        self._watchdog.dismiss()
 
     def kill(self) -> None:
         """Nothing of a cluster is a process of ours; the watchdog removes the application."""
@@ -79,7 +79,9 @@ def _remove(*, with_serve: bool) -> None:
 
     from cluster.metrics.actor import remove_metrics_actor
 
-    serve.delete(APP_NAME)
+    # A run that ends before it has deployed has no application, and perhaps no Serve that could delete one.
+    if APP_NAME in serve.status().applications:
+        serve.delete(APP_NAME)
     if with_serve:
         serve.shutdown()
     remove_metrics_actor(APP_NAME)

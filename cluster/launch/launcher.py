@@ -115,7 +115,6 @@ class Launcher:
         while not self._stop.wait(_WATCH_SECONDS):
             run.check()
         seconds = self._settings.server.drain_seconds
-        seconds = self._settings.server.drain_seconds
         self._say(f"stopping: new requests are refused, running ones have {seconds:g} s (Ctrl-C again ends them)")
         self._say(service.drain(seconds, run.check))
 

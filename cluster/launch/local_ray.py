@@ -89,11 +89,20 @@ def write_proxy_starter(run_directory: Path, haproxy: str) -> Path:
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:
-    """Run `action` in a thread and wait for it; False if it has not returned by then (it is left behind)."""
-    thread = threading.Thread(target=action, name="bounded", daemon=True)
+    """Run `action` in a thread; whether it has returned by then. A hanging one is left behind.
+
+    What it raises goes to standard error, and counts as not returned.
+    """
+    returned = threading.Event()
+
+    def act() -> None:
+        action()
+        returned.set()
+
+    thread = threading.Thread(target=act, name="bounded", daemon=True)
     thread.start()
     thread.join(seconds)
-    return not thread.is_alive()
+    return returned.is_set()
 
 
 class LocalRay:
@@ -110,7 +119,8 @@ class LocalRay:
     def start(self) -> None:
         """Start Ray here, with a session of its own even where other Rays run. Takes seconds.
 
-        Ray and Serve read the environment when they are imported: nothing may have imported them before.
+        Raises EngineError with the cause. Ray and Serve read the environment when they are imported: nothing may have
+        imported them before.
         """
         haproxy = find_haproxy()
         starter = None if haproxy is None else write_proxy_starter(self.directory, haproxy)
@@ -119,15 +129,18 @@ class LocalRay:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         import ray
 
-        ray.init(
-            address="local",
-            num_cpus=self._num_cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="WARNING",
-            _temp_dir=str(self.directory),
-            _node_ip_address="127.0.0.1",
-        )
+        try:
+            ray.init(
+                address="local",
+                num_cpus=self._num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="WARNING",
+                _temp_dir=str(self.directory),
+                _node_ip_address="127.0.0.1",
+            )
+        except Exception as error:  # Ray raises bare Exceptions too
+            raise EngineError(f"Ray does not start: {error}; its logs are in {self.directory}") from error
         children = psutil.Process().children()
         self._pillars = [child for child in children if child.name() in ("raylet", "gcs_server")]
 

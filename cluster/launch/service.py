@@ -93,9 +93,11 @@ class Service:
             raise EngineError(cause_of(self._failure))
         self._show_phases()
         deadline = time.monotonic() + _HEALTH_SECONDS
-        while not self._is_healthy():
+        while (answer := self._ask_health()) != "200":
             if time.monotonic() > deadline:
-                raise EngineError(f"{self.base_url}/health was not good within {_HEALTH_SECONDS:.0f} s of loading")
+                raise EngineError(
+                    f"{self.base_url}/health was not good within {_HEALTH_SECONDS:.0f} s of loading; last: {answer}"
+                )
             if stop.wait(_POLL_SECONDS):
                 return False
         return True
@@ -111,11 +113,13 @@ class Service:
             self._told = True
             self._say(f"Ray has placed no engine yet: {asks}")
 
-    def _is_healthy(self) -> bool:
+    def _ask_health(self) -> str:
+        """ "200", or what was answered instead."""
         try:
-            return httpx.get(f"{self.base_url}/health", timeout=_ASK_SECONDS, trust_env=False).status_code == 200
-        except httpx.HTTPError:
-            return False
+            response = httpx.get(f"{self.base_url}/health", timeout=_ASK_SECONDS, trust_env=False)
+        except httpx.HTTPError as error:
+            return repr(error)
+        return "200" if response.status_code == 200 else f"{response.status_code} {response.text[:200]}"
 
     def _show_phases(self) -> None:
         """Say each phase once when it begins and once, with its time, when it has ended."""

@@ -154,4 +154,5 @@ def test_a_running_cluster_is_used_and_left_as_it_was(
 
 
 def serve_processes(folder: Path) -> list[str]:
-    return [process for process in living_processes(folder) if "ray::Serve" in process or "ray::Proxy" in process]
+    ours = ("ray::Serve", "ray::Proxy", "ray::MetricsActor")
+    return [process for process in living_processes(folder) if any(name in process for name in ours)]

@@ -135,6 +135,11 @@ def test_within_leaves_a_hanging_action_behind() -> None:
     assert not within(0.05, lambda: time.sleep(1))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_within_is_not_done_when_the_action_raises() -> None:
+    assert not within(DEADLINE, lambda: check_port("no.such.host.invalid", 8000))
+
+
 def test_processes_are_found_by_environment_by_descent_and_nothing_else(tmp_path: Path) -> None:
     run = tmp_path / "run"
     inherits = start_sleeper({"MARK": str(run / "file")})
