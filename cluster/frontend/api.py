@@ -17,7 +17,7 @@ from cluster.frontend.http_gate import HttpGate
 from cluster.frontend.open_generations import OpenGenerations
 from cluster.frontend.prompts import PromptEncoder
 from cluster.frontend.protocol import BodyParser, GenerationOptions, unknown_model
-from cluster.frontend.responses import AnswerShape, ChatShape, CompletionShape, encode_json
+from cluster.frontend.responses import ChatShape, CompletionShape, encode_json
 from cluster.frontend.settings import FrontendSettings
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.links.engine_client import EngineClient
@@ -58,46 +58,40 @@ class ApiServer:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         arrived = time.perf_counter()
-        body = await self._read_body(request)
-        limits = await self._client.limits()
-        parsed = self._parser.completion(body, limits.vocab_size)
-        prompts = await self._prompts.completion(parsed)
-        options = parsed.options
-        shape = CompletionShape(
-            self._settings.model_name, self._tokenizer.table, options.sampling.num_logprobs, options.include_usage
-        )
-        generation = Generation(
-            self._client,
-            self._tokenizer.table,
-            options,
-            prompts,
-            limits.max_model_len,
-            echo=parsed.echo,
-            continues_prompt=True,
-        )
-        return self._answer(generation, shape, options, arrived)
+        with self._frontend_metrics.counting_refusals():
+            body = await self._read_body(request)
+            limits = await self._client.limits()
+            parsed = self._parser.completion(body, limits.vocab_size)
+            options = parsed.options
+            generation = Generation(
+                self._client,
+                self._tokenizer.table,
+                options,
+                await self._prompts.completion(parsed),
+                limits.max_model_len,
+                echo=parsed.echo,
+                continues_prompt=True,
+            )
+        return self._answer(generation, CompletionShape, options, arrived)
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         arrived = time.perf_counter()
-        body = await self._read_body(request)
-        limits = await self._client.limits()
-        parsed = self._parser.chat(body, limits.vocab_size)
-        prompt = await self._prompts.chat(parsed)
-        options = parsed.options
-        shape = ChatShape(
-            self._settings.model_name, self._tokenizer.table, options.sampling.num_logprobs, options.include_usage
-        )
-        generation = Generation(
-            self._client,
-            self._tokenizer.table,
-            options,
-            [prompt],
-            limits.max_model_len,
-            prompt_field="messages",
-            continues_prompt=parsed.continue_final_message,
-        )
-        return self._answer(generation, shape, options, arrived)
+        with self._frontend_metrics.counting_refusals():
+            body = await self._read_body(request)
+            limits = await self._client.limits()
+            parsed = self._parser.chat(body, limits.vocab_size)
+            options = parsed.options
+            generation = Generation(
+                self._client,
+                self._tokenizer.table,
+                options,
+                [await self._prompts.chat(parsed)],
+                limits.max_model_len,
+                prompt_field="messages",
+                continues_prompt=parsed.continue_final_message,
+            )
+        return self._answer(generation, ChatShape, options, arrived)
 
     async def models(self) -> Response:
         """GET /v1/models."""
@@ -131,11 +125,23 @@ class ApiServer:
         return await read_json(request, self._max_body_bytes)
 
     def _answer(
-        self, generation: Generation, shape: AnswerShape, options: GenerationOptions, arrived: float
+        self,
+        generation: Generation,
+        make_shape: type[ChatShape | CompletionShape],
+        options: GenerationOptions,
+        arrived: float,
     ) -> GenerationResponse:
         self._frontend_metrics.observe_overhead(time.perf_counter() - arrived)
+        shape = make_shape(
+            self._settings.model_name, self._tokenizer.table, options.sampling.num_logprobs, options.include_usage
+        )
         return GenerationResponse(
-            generation, self.open_generations, shape, stream=options.stream, include_usage=options.include_usage
+            generation,
+            self.open_generations,
+            self._frontend_metrics,
+            shape,
+            stream=options.stream,
+            include_usage=options.include_usage,
         )
 
     async def _model(self) -> dict[str, Any]:
@@ -156,7 +162,7 @@ def build_app(
     engine_client: EngineClient,
     render_metrics: RenderMetrics,
     check_health: CheckHealth,
-    frontend_metrics: FrontendMetrics | None = None,
+    frontend_metrics: FrontendMetrics,
     *,
     echo_request_id: bool = True,
 ) -> FastAPI:
@@ -171,7 +177,7 @@ def build_app(
         engine_client,
         render_metrics,
         check_health,
-        frontend_metrics or FrontendMetrics(),
+        frontend_metrics,
     )
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.server = server

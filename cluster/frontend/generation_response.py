@@ -3,17 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from cluster.errors import EngineError
 from cluster.frontend.choice import ChoiceDelta
 from cluster.frontend.generation import Generation
 from cluster.frontend.http_errors import describe_error
 from cluster.frontend.open_generations import OpenGenerations
 from cluster.frontend.responses import DONE, AnswerShape, encode_event, encode_json
+from cluster.metrics.frontend import FrontendMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class GenerationResponse(Response):
         self,
         generation: Generation,
         open_generations: OpenGenerations,
+        frontend_metrics: FrontendMetrics,
         shape: AnswerShape,
         *,
         stream: bool,
@@ -36,6 +39,7 @@ class GenerationResponse(Response):
         super().__init__(media_type="text/event-stream" if stream else "application/json")
         self._generation = generation
         self._open_generations = open_generations
+        self._frontend_metrics = frontend_metrics
         self._shape = shape
         self._stream = stream
         self._include_usage = include_usage
@@ -44,9 +48,14 @@ class GenerationResponse(Response):
         await run_until_disconnect(receive, self._answer(send))
 
     async def _answer(self, send: Send) -> None:
-        with self._open_generations.hold(self._generation):
-            async with self._generation:
-                await (self._send_stream(send) if self._stream else self._send_whole(send))
+        async with AsyncExitStack() as opened:
+            try:
+                opened.enter_context(self._open_generations.hold(self._generation))
+                await opened.enter_async_context(self._generation)
+            except EngineError:  # A RequestError is an engine's own refusal, which it has counted.
+                self._frontend_metrics.refuse("unavailable")
+                raise
+            await (self._send_stream(send) if self._stream else self._send_whole(send))
 
     async def _send_whole(self, send: Send) -> None:
         choices = [ChoiceDelta() for _ in self._generation.choices]

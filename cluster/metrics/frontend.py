@@ -2,7 +2,10 @@
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from cluster.errors import EngineError, RequestError
 from cluster.metrics.series import SERIES
 from cluster.metrics.snapshot import HistogramAccumulator, MetricsSnapshot
 
@@ -24,9 +27,23 @@ class FrontendMetrics:
             self._overhead.observe(seconds)
 
     def refuse(self, reason: str) -> None:
-        """A request was answered with a refusal of admission. `reason` is one of a few fixed words."""
+        """A request was refused here, not by an engine. `reason` is one of a few fixed words."""
         with self._lock:
             self._rejections[reason] += 1
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """An error from inside is a refusal: the reason is the field at fault, "request" for the whole body,
+        "unavailable" where no engine can take it.
+        """
+        try:
+            yield
+        except RequestError as error:
+            self.refuse(error.param or "request")
+            raise
+        except EngineError:
+            self.refuse("unavailable")
+            raise
 
     def snapshot(self) -> MetricsSnapshot:
         """Totals since this observer was built."""

@@ -20,6 +20,7 @@ from cluster.frontend.health import Health
 from cluster.frontend.settings import FrontendSettings
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.links.engine_client import RequestStream
+from cluster.metrics.frontend import FrontendMetrics
 from scheduler.plan import PromptLogprobs, RequestOutput, TokenLogprobs
 from scheduler.sampling_params import SamplingParams
 from workers.config import ModelLimits
@@ -237,12 +238,18 @@ async def fake_metrics() -> tuple[bytes, str]:
     return b"chunkserve:engine_up 1\n", "text/plain; version=0.0.4"
 
 
-def make_app(client: FakeEngineClient, **settings: Any) -> FastAPI:
+def make_app(client: FakeEngineClient, metrics: FrontendMetrics | None = None, **settings: Any) -> FastAPI:
     async def check_health() -> Health:
         return Health(client.ready, "ready" if client.ready else "loading weights")
 
     return build_app(
-        FrontendSettings("/nowhere", MODEL, **settings), TOKENIZER, DEFAULTS, client, fake_metrics, check_health
+        FrontendSettings("/nowhere", MODEL, **settings),
+        TOKENIZER,
+        DEFAULTS,
+        client,
+        fake_metrics,
+        check_health,
+        metrics or FrontendMetrics(),
     )
 
 

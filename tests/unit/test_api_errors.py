@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 from api_errors import GOOD, GOOD_CHAT, ROUTES, check_error
-from api_fakes import TOKENIZER, FakeEngineClient, events_of, http_client, make_app
+from api_fakes import TOKENIZER, FakeEngineClient, events_of, http_client, make_app, refusal
+
+from cluster.errors import EngineError
+from cluster.metrics.frontend import FrontendMetrics
 
 
 @pytest.mark.parametrize(("route", "good"), ROUTES)
@@ -134,6 +137,27 @@ async def test_not_ready_is_a_503_with_the_phase() -> None:
         client.ready = True
         assert (await http.get("/health")).status_code == 200
         assert (await http.post("/v1/completions", json=GOOD)).status_code == 200
+
+
+@pytest.mark.parametrize(("route", "good"), ROUTES)
+async def test_refusals_are_counted_once_and_by_whoever_refuses(route: str, good: dict[str, Any]) -> None:
+    client, metrics = FakeEngineClient(), FrontendMetrics()
+
+    async def refuse(*expected: tuple[str, int], **change: Any) -> None:
+        assert (await http.post(route, json={**good, **change})).status_code >= 400
+        counters = {key[1]: count for key, count in metrics.snapshot().counters.items()}
+        assert counters == dict(expected)
+
+    async with http_client(make_app(client, metrics, max_body_mb=0.01)) as http:
+        assert (await http.post(route, json=good)).status_code == 200
+        await refuse(("temperature", 1), temperature=3)
+        await refuse(("temperature", 1), ("request", 1), user="x" * 20_000)
+        client.refuse = lambda index: refusal("no room for the prompt", "prompt")
+        await refuse(("temperature", 1), ("request", 1))
+        client.refuse = lambda index: EngineError("no engine took the request")
+        await refuse(("temperature", 1), ("request", 1), ("unavailable", 1), n=2)
+        client.ready = False
+        await refuse(("temperature", 1), ("request", 1), ("unavailable", 2))
 
 
 async def test_a_long_prompt_is_encoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
