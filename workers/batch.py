@@ -69,7 +69,7 @@ def build(plan: StepPlan, state: RequestState) -> Batch:
     slots = state.slots_of(request_ids)
     num_scheduled = np.array(list(plan.num_scheduled_tokens.values()), np.int64)
     seq_lens = state.num_computed[slots] + num_scheduled
-    _check(plan, state, request_ids, slots, num_scheduled)
+    _check(plan, state, request_ids, slots, num_scheduled, seq_lens)
 
     query_start_loc = np.concatenate(([0], num_scheduled.cumsum()))
     request_of_row = np.repeat(np.arange(len(slots)), num_scheduled)
@@ -123,12 +123,16 @@ def _prompt_rows(state: RequestState, requests: IntArray, slots: IntArray, posit
 
 
 def _check(
-    plan: StepPlan, state: RequestState, request_ids: list[str], slots: IntArray, num_scheduled: IntArray
+    plan: StepPlan,
+    state: RequestState,
+    request_ids: list[str],
+    slots: IntArray,
+    num_scheduled: IntArray,
+    seq_lens: IntArray,
 ) -> None:
     """A contradiction found here would otherwise write into another request's blocks or tokens."""
     if not request_ids:
         raise PlanError(f"plan {plan.step_id} schedules nothing")
-    seq_lens = state.num_computed[slots] + num_scheduled
     num_drafts = state.num_drafts[slots]
     placed_now = np.array([len(plan.spec_token_ids.get(request_id, ())) for request_id in request_ids], np.int64)
     for wrong, what in (

@@ -152,10 +152,6 @@ class AsyncLink(asyncio.Protocol):
         self.name = "?"
         """What the peer calls itself (a listener's side only)."""
 
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None and not self._closing
-
     def send(self, kind: int, payload: bytes) -> None:
         """Hand it to the kernel or to the buffer. Never waits; a closed link drops it silently, for
         `on_close` has said so or will."""

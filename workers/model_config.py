@@ -15,7 +15,6 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 class ModelConfig:
     """Everything in which the families of the one decoder differ."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     ffn_size: int
@@ -49,7 +48,6 @@ class ModelConfig:
 def parse_decoder(
     raw: Mapping[str, Any],
     *,
-    architecture: str,
     default_max_positions: int,
     default_kv_heads: int | None = None,
     default_head_dim: int | None = None,
@@ -76,7 +74,6 @@ def parse_decoder(
     head_dim = int(raw.get("head_dim") or default_head_dim or hidden_size // num_query_heads)
     rope = parse_rope(raw, max_positions)
     return ModelConfig(
-        architecture=architecture,
         vocab_size=int(raw["vocab_size"]),
         hidden_size=hidden_size,
         ffn_size=int(raw["intermediate_size"]),

@@ -91,30 +91,15 @@ class TensorParallel:
         best, best_ids = every.gather(0, winner[:, None].expand(1, 2, -1))[0]
         return best.to(shard.dtype), best_ids.long()
 
-    def minimum(self, value: int) -> int:
-        """The smallest of the ranks' values, on every rank."""
-        return self._reduce_int(value, dist.ReduceOp.MIN)
-
     def total(self, value: int) -> int:
         """The sum of the ranks' values, on every rank."""
-        return self._reduce_int(value, dist.ReduceOp.SUM)
-
-    def barrier(self) -> None:
-        """Return when every rank is here."""
-        self.total(0)
+        return int(self.all_reduce(torch.tensor(value, dtype=torch.int64, device=self._device)).item())
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.contiguous()
         out = tensor.new_empty((self.size, *tensor.shape))
         dist.all_gather(list(out.unbind(0)), tensor)
         return out
-
-    def _reduce_int(self, value: int, op: dist.ReduceOp.RedOpType) -> int:
-        if self.size == 1:
-            return value
-        box = torch.tensor([value], dtype=torch.int64, device=self._device)
-        dist.all_reduce(box, op)
-        return int(box.item())
 
 
 def _pin_interface(rendezvous: str) -> None:

@@ -127,8 +127,7 @@ async def test_asynchronous_caller() -> None:
         link.close()
         await until(lambda: ends.closed and server.closed)
         assert ends.closed == [None]
-        link.send(1, b"into the void")
-        assert not link.is_open
+        link.send(1, b"into the void")  # dropped, and no error
 
 
 async def test_peer_that_does_not_read_is_dropped_and_named() -> None:

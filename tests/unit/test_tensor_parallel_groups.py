@@ -32,7 +32,6 @@ def test_collectives_agree_on_every_rank(size: int) -> None:
         assert math.isnan(result["best"][2])
         assert result["low_ids"] == result["low_ids_expected"]
         assert result["low_dtype"] == "torch.bfloat16"
-        assert result["minimum"] == 11 - size
         assert result["total"] == size * (size + 1) // 2
 
 
@@ -62,8 +61,7 @@ def test_a_group_of_one_needs_no_rendezvous() -> None:
     assert tp.all_reduce(shard) is shard
     assert tp.gather_vocab(shard, [3]) is shard
     assert [x.tolist() for x in tp.argmax(shard, 0)] == [[3.0], [1]]
-    assert (tp.minimum(4), tp.total(4)) == (4, 4)
-    tp.barrier()
+    assert tp.total(4) == 4
     tp.close()
 
 

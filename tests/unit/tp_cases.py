@@ -37,7 +37,6 @@ def collectives(tp: TensorParallel) -> dict[str, Any]:
     shard = full[:, start : start + sizes[tp.rank]]
     best, ids = tp.argmax(shard, start)
     low_best, low_ids = tp.argmax(shard.bfloat16(), start)
-    tp.barrier()
     return {
         "sum": tp.all_reduce(torch.full((2,), float(tp.rank + 1))).tolist(),
         "sum_bf16": tp.all_reduce(torch.full((2,), float(tp.rank + 1), dtype=torch.bfloat16)).tolist(),
@@ -49,6 +48,5 @@ def collectives(tp: TensorParallel) -> dict[str, Any]:
         "low_ids": low_ids[3:].tolist(),
         "low_ids_expected": full[3:].bfloat16().argmax(1).tolist(),
         "low_dtype": str(low_best.dtype),
-        "minimum": tp.minimum(10 - tp.rank),
         "total": tp.total(tp.rank + 1),
     }

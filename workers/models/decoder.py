@@ -14,7 +14,7 @@ from workers.attention.base import AttentionBackend
 from workers.attention.metadata import AttentionMetadata
 from workers.layers import Linear, RMSNorm, RowParallelLinear, VocabEmbedding, silu_and_mul
 from workers.model_config import ModelConfig
-from workers.partition import Partition, partition
+from workers.partition import Partition, even_slice, partition
 from workers.rope import apply_rope, cos_sin_table
 from workers.tensor_parallel import TensorParallel
 from workers.weights import Checkpoint
@@ -53,14 +53,7 @@ class DecoderModel:
             tp.rank, tp.size, config.num_query_heads, config.num_kv_heads, config.ffn_size, config.vocab_size
         )
         self.vocab_size = config.vocab_size
-        self.vocab_shard_sizes = [
-            len(
-                partition(
-                    r, tp.size, config.num_query_heads, config.num_kv_heads, config.ffn_size, config.vocab_size
-                ).vocab
-            )
-            for r in range(tp.size)
-        ]
+        self.vocab_shard_sizes = [len(even_slice(config.vocab_size, rank, tp.size)) for rank in range(tp.size)]
         self.num_layers = config.num_layers
         self.num_query_heads = len(self.partition.query_heads)
         self.num_kv_heads = len(self.partition.kv_heads)

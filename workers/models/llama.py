@@ -11,7 +11,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     bias = bool(raw.get("attention_bias", False))
     return parse_decoder(
         raw,
-        architecture="LlamaForCausalLM",
         default_max_positions=2048,
         qkv_bias=bias,
         output_bias=bias,

@@ -11,7 +11,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     window = raw.get("sliding_window", 4096)
     return parse_decoder(
         raw,
-        architecture="MistralForCausalLM",
         default_max_positions=131072,
         default_kv_heads=8,
         window_of=lambda layer: window,

@@ -10,7 +10,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """From `config.json`. Raises KeyError or ValueError naming what is missing or unsupported."""
     return parse_decoder(
         raw,
-        architecture="Qwen2ForCausalLM",
         default_max_positions=32768,
         window_of=layer_windows(raw),
         qkv_bias=True,

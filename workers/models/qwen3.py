@@ -11,7 +11,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     bias = bool(raw.get("attention_bias", False))
     return parse_decoder(
         raw,
-        architecture="Qwen3ForCausalLM",
         default_max_positions=32768,
         default_head_dim=128,
         window_of=layer_windows(raw),
