@@ -1,9 +1,9 @@
 """The engine: one scheduler, one executor, and the loop between them.
 
-Plain asyncio. It knows neither Ray nor sockets nor text: whatever executes, receives outputs or
-measures is injected. `Engine` lives on one event loop, and between two awaits of its loop nobody else
-touches the scheduler: so adds and aborts, which are calls on that loop, always fall between steps.
-`engine_thread` gives it a loop and a thread of its own.
+Plain asyncio. It knows neither Ray nor sockets nor text: whatever executes or receives outputs is
+injected. `Engine` lives on one event loop, and between two awaits of its loop nobody else touches the
+scheduler: so adds and aborts, which are calls on that loop, always fall between steps.
+`cluster.engine.thread` gives it a loop and a thread of its own.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.engine.executor import Executor
-from cluster.engine.observer import EngineObserver, SilentObserver
 from cluster.engine.step_log import StepLog
 from cluster.errors import EngineError
 from cluster.links.messages import StepRecord
+from cluster.metrics.engine import EngineMetrics
 from scheduler.plan import RequestOutput, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused, RequestStatus
 from scheduler.scheduler import Scheduler
@@ -52,7 +52,7 @@ class Engine:
         make_scheduler: Callable[[ModelLimits], Scheduler],
         publish: Callable[[Sequence[RequestOutput]], None],
         overlap_depth: int,
-        observer: EngineObserver | None = None,
+        metrics: EngineMetrics | None = None,
         step_log_size: int = 4096,
     ) -> None:
         """`publish` gets all that one step means, at most one output a request; it must not wait."""
@@ -60,7 +60,7 @@ class Engine:
         self._make_scheduler = make_scheduler
         self._publish = publish
         self._depth = overlap_depth
-        self._observer = observer or SilentObserver()
+        self._metrics = metrics or EngineMetrics()
         self._scheduler: Scheduler | None = None
         self._log = StepLog(step_log_size)
         self._in_flight: deque[_Step] = deque()
@@ -80,7 +80,7 @@ class Engine:
             await self._executor.shutdown()
             raise
         self._state = "ready"
-        self._observer.set_up(True)
+        self._metrics.set_up(True)
         return limits
 
     async def run(self) -> None:
@@ -115,7 +115,10 @@ class Engine:
             return
         outputs = scheduler.update_from_result(step.plan, result)
         self._emit(outputs)
-        self._observe(step, result, outputs, received_at)
+        self._metrics.observe(step.plan, result, outputs, scheduler.stats(), step.sent_at, received_at)
+        self._log.record(
+            step.plan, result, outputs, sent_ahead=step.sent_ahead, sent_at=step.sent_at, received_at=received_at
+        )
 
     def _send(self, plan: StepPlan) -> None:
         sent_ahead = bool(self._in_flight) and not self._in_flight[-1].result.done()
@@ -126,7 +129,7 @@ class Engine:
 
     async def _sleep(self, scheduler: Scheduler) -> None:
         """Until somebody adds or ends a request; nothing is in flight."""
-        self._observer.update_stats(scheduler.stats())
+        self._metrics.update_stats(scheduler.stats())
         self._wake.clear()
         try:
             async with asyncio.timeout(_RETRY_SECONDS if scheduler.has_unfinished_requests() else None):
@@ -141,13 +144,6 @@ class Engine:
         if outputs:
             self._publish(outputs)
 
-    def _observe(self, step: _Step, result: StepResult, outputs: Sequence[RequestOutput], received_at: float) -> None:
-        stats = self._ready_scheduler().stats()
-        self._observer.observe(step.plan, result, outputs, stats, step.sent_at, received_at)
-        self._log.record(
-            step.plan, result, outputs, sent_ahead=step.sent_ahead, sent_at=step.sent_at, received_at=received_at
-        )
-
     # Requests
 
     def add_request(self, request: Request) -> None:
@@ -156,10 +152,10 @@ class Engine:
         try:
             scheduler.add_request(request)
         except RequestRefused as error:
-            self._observer.refuse(error.param or "request")
+            self._metrics.refuse(error.param or "request")
             raise
         self._open.add(request.request_id)
-        self._observer.add(request.request_id, len(request.prompt_token_ids), request.arrival_time)
+        self._metrics.add(request.request_id, len(request.prompt_token_ids), request.arrival_time)
         self._wake.set()
 
     def finish_request(self, request_id: str, reason: str) -> None:
@@ -173,7 +169,7 @@ class Engine:
     def _finish_between_steps(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
             self._log.forget(output.request_id)
-            self._observer.finish(output.request_id, output.finish_reason or "error")
+            self._metrics.finish(output.request_id, output.finish_reason or "error")
         self._emit(outputs)
 
     def _end(self, state: Literal["failed", "stopped"], cause: str) -> None:
@@ -186,7 +182,7 @@ class Engine:
         self._finish_between_steps(
             [RequestOutput(request_id, [], finish_reason="error", error=cause) for request_id in sorted(self._open)]
         )
-        self._observer.set_up(False)
+        self._metrics.set_up(False)
         self._wake.set()
 
     # Looking in

@@ -12,7 +12,6 @@ from scheduler.plan import RequestOutput, SchedulerStats, StepPlan, StepResult
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 PREEMPTION_REASONS = ("blocks", "priority", "epoch")
-RECOVERY_CAUSES = ("worker_lost",)
 STEP_KINDS = ("decode", "mixed", "prefill")
 
 
@@ -31,7 +30,7 @@ class _RequestTimes:
 
 
 class EngineMetrics:
-    """An `EngineObserver` that turns an engine's steps and requests into series.
+    """Turns an engine's steps and requests into series.
 
     Any thread may call it; nothing waits longer than a copy of its totals takes. No Prometheus object
     is touched: values are added to plain lists and dicts, and `snapshot` copies them.
@@ -46,7 +45,6 @@ class EngineMetrics:
         self._finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self._aborts = 0
         self._rejections: Counter[str] = Counter()
-        self._recoveries = Counter(dict.fromkeys(RECOVERY_CAUSES, 0))
         self._histograms: dict[SeriesKey, HistogramAccumulator] = {}
         self._ttft = self._histogram("time_to_first_token_seconds")
         self._itl = self._histogram("inter_token_latency_seconds")
@@ -81,12 +79,6 @@ class EngineMetrics:
         """Whether the engine can serve now (`engine_up`); False when built."""
         with self._lock:
             self._up = up
-
-    def recovered(self, cause: str) -> None:
-        """The engine replaced its workers and goes on. `cause` is one of a few fixed words."""
-        with self._lock:
-            self._recoveries[cause] += 1
-            self._last_received_at = None
 
     def update_stats(self, stats: SchedulerStats) -> None:
         """Adds or aborts changed the gauges, and no step follows: call it before the loop goes to sleep."""
@@ -212,20 +204,22 @@ class EngineMetrics:
     # Reading
 
     def snapshot(self) -> MetricsSnapshot:
-        """Totals since this object was built, and gauges as of the last step or `idle`."""
+        """Totals since this object was built, and gauges as of the last step; of an engine that is not up, none
+        of the scheduler's, for what it holds is lost.
+        """
         with self._lock:
             counters: dict[SeriesKey, float] = {("request_aborts",): self._aborts}
             counters |= {("request_success", reason): count for reason, count in self._finished.items()}
             counters |= {("admission_rejections", reason): count for reason, count in self._rejections.items()}
-            counters |= {("engine_recoveries", cause): count for cause, count in self._recoveries.items()}
             histograms = {key: accumulator.totals() for key, accumulator in self._histograms.items()}
             stats, up, cache_config = self._stats, self._up, self._cache_config
         gauges: dict[SeriesKey, float] = {("engine_up",): float(up)}
         if cache_config is not None:
             gauges[cache_config] = 1.0
         if stats is not None:
-            gauges |= _stats_gauges(stats)
             counters |= _stats_counters(stats)
+            if up:
+                gauges |= _stats_gauges(stats)
         return MetricsSnapshot(counters, gauges, histograms)
 
 

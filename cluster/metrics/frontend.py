@@ -46,7 +46,7 @@ class FrontendMetrics:
             raise
 
     def snapshot(self) -> MetricsSnapshot:
-        """Totals since this observer was built."""
+        """Totals since this object was built."""
         with self._lock:
             return MetricsSnapshot(
                 counters={("admission_rejections", reason): count for reason, count in self._rejections.items()},

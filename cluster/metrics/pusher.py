@@ -5,7 +5,9 @@ An engine replica, before it loads:
     metrics = EngineMetrics()
     pusher = MetricsPusher(app_name, replica_id, "engine", model_name, metrics.snapshot)
     pusher.start()
-    with pusher.phase("load"): ...
+    pusher.begin_phase("load")
+    ...
+    pusher.end_phase("load", seconds)
     metrics.set_cache_config(limits.block_size, limits.num_blocks, enable_prefix_caching)
     metrics.set_up(True)  # then the loop feeds `metrics`; `pusher.stop()` at shutdown
 
@@ -16,8 +18,7 @@ A front end does the same with `FrontendMetrics` and the role "frontend". `GET /
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -45,9 +46,9 @@ class MetricsPusher:
         source_id: str,
         role: SourceRole,
         model_name: str,
-        snapshot: Callable[[], MetricsSnapshot] = MetricsSnapshot,
+        snapshot: Callable[[], MetricsSnapshot],
     ) -> None:
-        """`snapshot`: `EngineMetrics.snapshot`, say, from any thread; a source without one still shows its phases."""
+        """`snapshot` is called on the pusher's thread; start-up phases are put to what it returns."""
         self._app_name = app_name
         self._source = MetricsSource(source_id, time.time_ns(), role, model_name)
         self._snapshot = snapshot
@@ -62,14 +63,6 @@ class MetricsPusher:
     def start(self) -> None:
         """Begin to push. Needs Ray to be initialised; creates the application's actor if there is none."""
         self._thread.start()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Report the work inside as a phase of start-up; its time is reported only if it succeeds."""
-        began = time.monotonic()
-        self.begin_phase(name)
-        yield
-        self.end_phase(name, time.monotonic() - began)
 
     def begin_phase(self, name: str) -> None:
         """The source is in phase `name` from now on. Returns at once, as `end_phase` does."""
@@ -99,8 +92,8 @@ class MetricsPusher:
 
     def _push(self) -> None:
         snapshot = self._snapshot()
-        snapshot.phase = self._phase or snapshot.phase
-        snapshot.finished_phases = self._finished_phases | snapshot.finished_phases
+        snapshot.phase = self._phase
+        snapshot.finished_phases = self._finished_phases
         self._call("push", self._source, snapshot)
 
     def _call(self, method: str, *args: object) -> None:

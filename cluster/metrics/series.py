@@ -39,7 +39,7 @@ STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 SERIES: dict[str, Series] = {
     # Gauges of engines
-    "engine_up": Series("gauge", "1 while the engine serves, 0 while it starts, recovers or is lost."),
+    "engine_up": Series("gauge", "1 while the engine serves, 0 while it starts or is lost."),
     "startup_phase_seconds": Series("gauge", "Seconds each finished phase of start-up took.", ("phase",)),
     "num_requests_running": Series("gauge", "Requests in the running batch."),
     "num_requests_waiting": Series("gauge", "Requests that wait to be scheduled, preempted ones included."),
@@ -64,7 +64,6 @@ SERIES: dict[str, Series] = {
     "spec_decode_num_drafts": Series("counter", "Verified lists of draft tokens."),
     "spec_decode_num_draft_tokens": Series("counter", "Draft tokens verified."),
     "spec_decode_num_accepted_tokens": Series("counter", "Draft tokens accepted."),
-    "engine_recoveries": Series("counter", "Times the engine replaced its workers and went on.", ("cause",)),
     # Histograms of engines
     "time_to_first_token_seconds": Series(
         "histogram", "From arrival at the front end to the first token.", (), FIRST_TOKEN_SECONDS

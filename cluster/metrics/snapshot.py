@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-SourceRole = Literal["engine", "frontend", "launcher"]
+SourceRole = Literal["engine", "frontend"]
 
 SeriesKey = tuple[str, ...]
 """A series' name, then the values of its own labels in the catalogue's order."""

@@ -12,7 +12,7 @@ MEMORY_SECONDS = 3600.0
 
 @dataclass(slots=True)
 class Sample:
-    """One value to show, under one engine label ("" for front ends and the launcher)."""
+    """One value to show, under one engine label ("" for front ends)."""
 
     engine: str
     model_name: str
@@ -34,7 +34,7 @@ class SourceStatus:
     finished_phases: dict[str, float]
     """Seconds each finished phase took, in order."""
     up: bool
-    """An engine: it serves. Others: they push."""
+    """An engine: it serves. A front end: it pushes."""
 
 
 @dataclass(slots=True)

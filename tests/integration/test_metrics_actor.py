@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.metrics.actor import create_metrics_actor, get_metrics_actor, remove_metrics_actor
 from cluster.metrics.engine import EngineMetrics
 from cluster.metrics.pusher import MetricsPusher
+from cluster.metrics.snapshot import MetricsSnapshot
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,16 +78,17 @@ def test_engines_in_processes_are_added_up_and_outlived(app: str) -> None:
 
 def test_phases_show_while_a_source_starts_and_a_stopped_one_leaves(app: str) -> None:
     actor = create_metrics_actor(app)
-    pusher = MetricsPusher(app, "launcher", "launcher", "tiny")
+    pusher = MetricsPusher(app, "frontend", "frontend", "tiny", MetricsSnapshot)
     pusher.start()
 
     def phase() -> str | None:
         statuses = ray.get(actor.status.remote(), timeout=20)
         return statuses[0].phase if statuses else None
 
-    with pusher.phase("load"):
-        wait_for("the phase to show", lambda: phase() == "load")
-    wait_for("the phase to end", lambda: "chunkserve:startup_phase_seconds" in scrape(app))
+    pusher.begin_phase("load")
+    wait_for("the phase to show", lambda: phase() == "load")
+    pusher.end_phase("load", 1.5)
+    wait_for("the phase to end", lambda: scrape(app).get("chunkserve:startup_phase_seconds") == 1.5)
     assert phase() is None
     pusher.stop()
     assert ray.get(actor.status.remote(), timeout=20) == []
@@ -136,6 +138,6 @@ def test_a_pusher_that_outlives_ray_starts_none(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr("cluster.metrics.pusher.create_metrics_actor", not_wanted)
-    pusher = MetricsPusher("gone", "engine", "engine", "tiny")
+    pusher = MetricsPusher("gone", "engine", "engine", "tiny", MetricsSnapshot)
     pusher.start()
     pusher.stop()

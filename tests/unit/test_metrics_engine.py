@@ -173,7 +173,6 @@ def test_gauges_and_counters_are_the_schedulers_own() -> None:
     metrics.set_cache_config(16, 100, True)
     metrics.set_up(True)
     metrics.refuse("prompt")
-    metrics.recovered("worker_lost")
     metrics.update_stats(stats(running=3, waiting=5, used=25, grammar=2))
     snapshot = metrics.snapshot()
     assert snapshot.gauges == {
@@ -200,9 +199,12 @@ def test_gauges_and_counters_are_the_schedulers_own() -> None:
         ("spec_decode_num_draft_tokens",): 3,
         ("spec_decode_num_accepted_tokens",): 2,
         ("admission_rejections", "prompt"): 1,
-        ("engine_recoveries", "worker_lost"): 1,
     }
     assert {key: snapshot.counters[key] for key in expected} == expected
+    metrics.set_up(False)
+    down = metrics.snapshot()
+    assert down.counters == snapshot.counters
+    assert down.gauges == {("engine_up",): 0.0, ("cache_config_info", "16", "100", "True"): 1.0}
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
