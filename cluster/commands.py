@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.errors import ChunkserveError, ConfigError
 from cluster.settings.local_device import find_device
-from cluster.settings.source import ResolvedSettings, resolve
+from cluster.settings.source import resolve
 from cluster.settings.tree import DEFAULT_MODEL
 
 
@@ -67,10 +67,6 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _resolve(options: argparse.Namespace) -> ResolvedSettings:
-    return resolve(find_device(), options.config, options.settings)
-
-
 def _serve(options: argparse.Namespace) -> int:
     from cluster.launch.launcher import Launcher
 
@@ -79,7 +75,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    for line in _resolve(options).lines():
+    for line in resolve(find_device(), options.config, options.settings).lines():
         print(line)
     return 0
 

@@ -38,3 +38,10 @@ class EngineError(ChunkserveError):
 
 class ExecutorError(EngineError):
     """A rank died, hung or answered nonsense; the message names the rank."""
+
+
+def root_cause(error: BaseException) -> str:
+    """One line on a failed remote call: what the callee itself raised, else what Ray or Serve say."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[0]}"

@@ -40,7 +40,7 @@ class EngineReplica:
     def __init__(self, settings: EngineSettings) -> None:
         """Blocks while the ranks load. Raises ExecutorError naming the rank and the phase that failed."""
         self._settings = settings
-        self._engine_id = f"{settings.engine_name}-{uuid.uuid4().hex[:8]}"
+        self._engine_id = f"engine-{uuid.uuid4().hex[:8]}"
         self._metrics = EngineMetrics()
         self._pusher = self._start_pusher()
         self._executor = RayExecutor(settings, self._show_phase)
@@ -99,10 +99,6 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Raises EngineError, or does not return, when the engine cannot serve: Serve then replaces the replica."""
         await self._ask(self._engine.check_health)
-
-    async def engine_id(self) -> str:
-        """The name under which this replica dials front ends and reports metrics."""
-        return self._engine_id
 
     async def process_ids(self) -> list[int]:
         """Of the engine itself, then of its ranks in order."""

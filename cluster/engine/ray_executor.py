@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.engine.settings import EngineSettings
 from cluster.engine.step_link import StepLink
-from cluster.errors import ExecutorError
+from cluster.errors import ExecutorError, root_cause
 from scheduler.plan import StepPlan, StepResult
 from workers.actor import WorkerActor
 from workers.config import ModelLimits
@@ -140,7 +140,9 @@ class RayExecutor:
             _, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
             for rank, task in enumerate(tasks):
                 if task.done() and (error := task.exception()) is not None:
-                    raise ExecutorError(f"rank {rank} failed in start-up phase {phase!r}: {_cause(error)}") from error
+                    raise ExecutorError(
+                        f"rank {rank} failed in start-up phase {phase!r}: {root_cause(error)}"
+                    ) from error
             if pending:
                 late = ", ".join(f"rank {rank}" for rank, task in enumerate(tasks) if task in pending)
                 raise ExecutorError(f"{late} did not finish start-up phase {phase!r} within {seconds:g} s")
@@ -198,10 +200,3 @@ class RayExecutor:
 
 async def _resolve(call: Any) -> Any:
     return await call
-
-
-def _cause(error: BaseException) -> str:
-    """One line: what the rank itself raised, or what Ray says of it."""
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines() or [""]
-    return f"{type(cause).__name__}: {lines[0]}"

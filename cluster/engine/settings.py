@@ -17,7 +17,6 @@ class SchedulerOptions:
     enable_prefix_caching: bool = True
     policy: SchedulingPolicy = "fcfs"
     overlap_depth: int = 2
-    uses_drafter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,6 @@ class EngineSettings:
     deadlines: EngineDeadlines = field(default_factory=EngineDeadlines)
     app_name: str = "chunkserve"
     """Whose metrics actor the engine reports to; empty: it reports to none."""
-    engine_name: str = "engine"
-    """Prefix of the replica's id."""
     model_name: str = "model"
     """The name the model is served under."""
     engine_cpus: float = 1.0
@@ -87,5 +84,4 @@ class EngineSettings:
             enable_prefix_caching=options.enable_prefix_caching,
             policy=options.policy,
             overlap_depth=options.overlap_depth,
-            uses_drafter=options.uses_drafter,
         )

@@ -79,15 +79,16 @@ class Generation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for choice, stream in zip(self.choices, self._streams, strict=False):
-            if not choice.finished:
-                stream.finish("abort")
+        self._abort_unfinished()
 
     def interrupt(self) -> None:
         """End it now, with an EngineError for whoever waits for its opening or its deltas."""
         self._interrupted = True
         for task in self._opening:
             task.cancel()
+        self._abort_unfinished()
+
+    def _abort_unfinished(self) -> None:
         for choice, stream in zip(self.choices, self._streams, strict=False):
             if not choice.finished:
                 stream.finish("abort")

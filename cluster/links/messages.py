@@ -1,7 +1,7 @@
 """What front ends and engines say to each other. No behaviour.
 
-`GenerateRequest` and `GenerateSummary` travel through a Serve handle, the rest as msgspec messages
-on the token link that the engine opens to each front end.
+`GenerateRequest`, `GenerateSummary` and `StepRecord` travel through a Serve handle, the rest as msgspec
+messages on the token link that the engine opens to each front end.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from cluster.errors import EngineError
+from cluster.errors import EngineError, root_cause
 from cluster.links.messages import GenerateRequest, GenerateSummary
 from cluster.links.token_receiver import TokenChannel, TokenReceiver
 from scheduler.plan import RequestOutput
@@ -61,7 +61,7 @@ class ServeEngineClient:
             except TimeoutError:
                 raise EngineError(f"no engine told its limits within {self._deadlines.limits:g} s") from None
             except (RayError, RayServeException) as error:
-                raise EngineError(f"no engine is ready: {describe(error)}") from error
+                raise EngineError(f"no engine is ready: {root_cause(error)}") from error
         return self._limits
 
     async def open(
@@ -146,7 +146,7 @@ class ServeRequestStream:
             summary: GenerateSummary = await self._call
             await self._wait_for_tokens(summary)
         except (RayError, RayServeException, asyncio.CancelledError) as error:
-            self._channel.fail(EngineError(f"the engine was lost: {describe(error)}"))
+            self._channel.fail(EngineError(f"the engine was lost: {root_cause(error)}"))
         except Exception as error:
             logger.exception("the call of request %s failed", self.request_id)
             self._channel.fail(EngineError(f"the call to the engine failed: {type(error).__name__}: {error}"))
@@ -172,10 +172,3 @@ class ServeRequestStream:
             ray.cancel(self._call)
         else:
             self._call.cancel()
-
-
-def describe(error: BaseException) -> str:
-    """One line: what the engine itself raised, or what Ray or Serve say."""
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines() or [""]
-    return f"{type(cause).__name__}: {lines[0]}"
