@@ -106,7 +106,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    backend: str = _setting("auto", text)
+    backend: str = _setting("auto", choice("auto", "torch", "flash"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ def test_the_rooms_get_their_share() -> None:
     tree = settings(
         "scheduler.policy=priority", "scheduler.overlap_depth=1", "cache.enable_prefix_caching=false",
         "cache.memory_gb=0.5", "cache.num_blocks=100", "parallel.tensor_parallel_size=2", "model.dtype=float32",
-        "model.max_len=128", "cache.block_size=8", "attention.backend=cpu", "scheduler.max_num_partial_prefills=2",
+        "model.max_len=128", "cache.block_size=8", "attention.backend=torch", "scheduler.max_num_partial_prefills=2",
     )  # fmt: skip
     engine = engine_settings(tree, "/models/x", CPU)
     limits = ModelLimits(num_blocks=100, block_size=32, max_model_len=100, vocab_size=1000)
@@ -204,7 +204,7 @@ def test_the_rooms_get_their_share() -> None:
     worker = engine.worker
     assert (worker.model_path, worker.device, worker.tensor_parallel_size) == ("/models/x", "cpu", 2)
     assert (worker.kv_memory_bytes, worker.num_blocks, worker.block_size) == (GIB // 2, 100, 8)
-    assert (worker.dtype, worker.max_model_len, worker.attention_backend) == ("float32", 128, "cpu")
+    assert (worker.dtype, worker.max_model_len, worker.attention_backend) == ("float32", 128, "torch")
     assert engine_settings(settings(), "/models/x", CPU).worker.num_blocks == 0
 
 
