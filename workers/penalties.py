@@ -31,12 +31,9 @@ def apply_bias(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
     ]
     if entries:
         index_rows, token_ids, biases = zip(*entries, strict=True)
-        index = (
-            torch.tensor(index_rows, device=logits.device),
-            torch.tensor(token_ids, device=logits.device),
-        )
-        values = torch.tensor(biases, dtype=logits.dtype, device=logits.device)
-        logits.index_put_(index, values, accumulate=True)
+        index = to_device(np.array((index_rows, token_ids), np.int64), logits.device)
+        values = to_device(np.array(biases, np.float32), logits.device)
+        logits.index_put_((index[0], index[1]), values, accumulate=True)
 
 
 def mask_stop_tokens(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
@@ -49,8 +46,9 @@ def mask_stop_tokens(logits: torch.Tensor, rows: RowSet, state: RequestState) ->
         for token_id in state.sampling.stop_token_ids[slot]
     ]
     if entries:
-        index = torch.tensor(entries, device=logits.device)
-        logits[index[:, 0], index[:, 1]] = -torch.inf
+        index = to_device(np.array(entries, np.int64), logits.device)
+        # A plain -inf would be copied from the host, and the host would wait for it.
+        logits.index_put_((index[:, 0], index[:, 1]), logits.new_full((), -torch.inf))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ never read back here; the host keeps counts. A chunk, a decode, a resumed reques
 are all "tokens not computed yet" of one row of `token_ids`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -152,7 +152,7 @@ class RequestState:
             raise PlanError(f"request {new.request_id!r} is one more than max_num_seqs ({len(self.num_tokens)})")
         slot = self._free_slots.pop()
         self._slots[new.request_id] = slot
-        self.token_ids[slot, :num_tokens] = torch.tensor(new.token_ids, dtype=torch.int32)
+        self._write_tokens(slot, 0, new.token_ids)
         self.num_prompt[slot] = new.num_prompt_tokens
         self.num_tokens[slot] = num_tokens
         self.num_computed[slot] = new.num_computed_tokens
@@ -169,16 +169,19 @@ class RequestState:
         self.block_table[slot, start:end] = block_ids
         self.num_blocks[slot] = end
 
-    def _place_drafts(self, request_id: str, draft_token_ids: Iterable[int]) -> None:
+    def _place_drafts(self, request_id: str, draft_token_ids: Sequence[int]) -> None:
         slot = self._slot(request_id)
         if self.num_drafts[slot]:
             raise PlanError(f"request {request_id!r} gets drafts while those of an earlier step are unverified")
-        drafts = torch.tensor(list(draft_token_ids), dtype=torch.int32)
-        start = int(self.num_tokens[slot])
-        if start + len(drafts) >= self.max_model_len:
+        start, num_drafts = int(self.num_tokens[slot]), len(draft_token_ids)
+        if start + num_drafts >= self.max_model_len:
             raise PlanError(
-                f"request {request_id!r} has {start} tokens and {len(drafts)} drafts;"
+                f"request {request_id!r} has {start} tokens and {num_drafts} drafts;"
                 f" max_model_len is {self.max_model_len}"
             )
-        self.token_ids[slot, start : start + len(drafts)] = drafts
-        self.num_drafts[slot] = len(drafts)
+        self._write_tokens(slot, start, draft_token_ids)
+        self.num_drafts[slot] = num_drafts
+
+    def _write_tokens(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
+        values = to_device(np.array(token_ids, np.int32), self.token_ids.device)
+        self.token_ids[slot, start : start + len(token_ids)] = values

@@ -79,6 +79,30 @@ def test_a_step_launched_before_the_last_result_gives_the_same_tokens() -> None:
     assert_greedy(tiny_model("llama"), prompt, output)
 
 
+def test_a_launch_never_waits_for_the_device() -> None:
+    worker, _ = started("llama")
+    costly = SamplingParams(
+        max_tokens=12, min_tokens=4, temperature=1.0, top_p=0.9, min_p=0.01, repetition_penalty=1.1,
+        stop_token_ids=(5,), logit_bias=((7, 1.0),), num_logprobs=3, num_prompt_logprobs=3,
+    )  # fmt: skip
+    asked = prompts([30, 20])
+    first = [
+        NewRequest("greedy", asked[0], 30, GREEDY, [0, 1, 2], 0),
+        NewRequest("costly", asked[1], 20, costly, [3, 4], 0),
+    ]
+    plans = [
+        StepPlan(1, 0, {"greedy": 30, "costly": 20}, new_requests=first),
+        StepPlan(1, 1, {"greedy": 1, "costly": 1}),
+        StepPlan(1, 2, {"greedy": 3, "costly": 1}, spec_token_ids={"greedy": [5, 6]}),
+    ]
+    torch.cuda.set_sync_debug_mode("error")  # whatever makes the host wait for the device raises
+    try:
+        pending = [worker.launch_step(plan) for plan in plans]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all({"greedy", "costly"} == worker.collect_step(step).sampled_token_ids.keys() for step in pending)
+
+
 def test_a_seed_gives_the_same_tokens_alone_and_beside_others() -> None:
     worker, limits = started("llama")
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=7)

@@ -7,10 +7,12 @@ scaled_dot_product_attention a group, whatever the number of decodes. Softmax ru
 from collections import defaultdict
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from workers.attention.metadata import AttentionMetadata
+from workers.device import to_device
 
 # Longest query (a decode and its drafts) that is batched with others of its length; above it a call is busy by itself.
 _SHORT = 16
@@ -28,9 +30,7 @@ class RowGroup:
     rows: slice | torch.Tensor  # where the group's query rows lie in the batch, request after request
     num_reqs: int
     query_len: int
-    kv_rows: (
-        torch.Tensor
-    )  # [num_reqs * num_kv_heads * blocks], rows of a cache seen as [num_blocks * num_kv_heads, ...]
+    kv_rows: torch.Tensor  # [num_reqs * num_kv_heads * blocks], rows of [num_blocks * num_kv_heads, ...]
     mask: torch.Tensor | None  # [num_reqs * num_kv_heads or 1, 1, query_len, keys]; None: causal, from the first key
 
 
@@ -141,7 +141,7 @@ def _fresh_blocks(metadata: AttentionMetadata, block_size: int) -> torch.Tensor 
     ]
     if not at:
         return None
-    requests, columns = torch.tensor(at, device=metadata.block_table.device).unbind(1)
+    requests, columns = to_device(np.array(at, np.int64), metadata.block_table.device).unbind(1)
     return metadata.block_table[requests, columns].long()
 
 
@@ -150,7 +150,7 @@ def _row_group(
 ) -> RowGroup:
     num_kv_heads, block_size = kv_cache.shape[2:4]
     device = metadata.block_table.device
-    requests, first_rows, kv_lens = torch.tensor(members, device=device).unbind(1)
+    requests, first_rows, kv_lens = to_device(np.array(members, np.int64), device).unbind(1)
     # With a window, reading starts at the block of the first key that the first row sees.
     reach = kv_lens.new_zeros(len(members)) if window is None else (kv_lens - length - window + 1).clamp(min=0)
     first_blocks = reach.div(block_size, rounding_mode="floor")
