@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -19,7 +19,7 @@ class Checkpoint:
     """
 
     def __init__(self, model_path: str) -> None:
-        """Raises FileNotFoundError naming the files looked for."""
+        """Raises FileNotFoundError naming the files looked for, ValueError naming one that cannot be read."""
         self._folder = Path(model_path)
         self._files = ExitStack()
         self._open_files: dict[str, Any] = {}
@@ -65,8 +65,10 @@ class Checkpoint:
     def _index(self) -> dict[str, str]:
         """tensor name -> file name."""
         if (self._folder / _INDEX).is_file():
-            index = json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))
-            return dict(index["weight_map"])
+            try:
+                return dict(json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))["weight_map"])
+            except (ValueError, KeyError) as error:
+                raise ValueError(f"{self._folder / _INDEX} holds no weight_map: {error}") from error
         if not (self._folder / _SINGLE).is_file():
             raise FileNotFoundError(f"{self._folder} holds neither {_SINGLE} nor {_INDEX}")
         return dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
@@ -76,5 +78,8 @@ class Checkpoint:
             path = self._folder / file_name
             if not path.is_file():
                 raise FileNotFoundError(f"{path}, which {_INDEX} names, is missing")
-            self._open_files[file_name] = self._files.enter_context(safe_open(path, framework="pt"))
+            try:
+                self._open_files[file_name] = self._files.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
         return self._open_files[file_name]

@@ -119,6 +119,26 @@ def test_a_folder_without_weights_is_named(copy: Path) -> None:
         load(copy)
 
 
+def test_a_truncated_file_is_named(copy: Path) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or no safetensors file"):
+        load(copy)
+
+
+@pytest.mark.parametrize("text", ["{", "{}"])
+def test_an_index_without_a_map_is_named(copy: Path, text: str) -> None:
+    (copy / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json holds no weight_map"):
+        load(copy)
+
+
+def test_a_config_that_is_not_json_is_named(copy: Path) -> None:
+    (copy / "config.json").write_text("<html>")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        load(copy)
+
+
 def test_tensors_outlive_the_checkpoint_and_slices_are_exact() -> None:
     path = tiny_model("llama")
     with Checkpoint(path) as checkpoint:

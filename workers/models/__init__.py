@@ -30,7 +30,10 @@ def read_model_config(model_path: str) -> ModelConfig:
     Raises FileNotFoundError, or ValueError naming what is unknown, missing or unsupported in it.
     """
     path = Path(model_path) / "config.json"
-    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
     names = raw.get("architectures") or []
     family = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
     if family is None:
