@@ -41,7 +41,7 @@ class StepLog:
         record = StepRecord(
             epoch=plan.epoch,
             step_id=plan.step_id,
-            num_scheduled_tokens=scheduled,
+            num_requests=len(scheduled),
             num_decodes=len(decodes) + len(self._ended),
             num_decode_tokens=num_decode_tokens,
             num_chunk_tokens=sum(scheduled.values()) - num_decode_tokens,

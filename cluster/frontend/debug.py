@@ -1,6 +1,7 @@
 """A look into the engine over HTTP: its last steps. Needs no key, so it names no request."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -14,19 +15,11 @@ MAX_STEPS = 4096
 
 
 def debug_router(get_steps: GetSteps) -> APIRouter:
-    """`GET /debug/steps?n=100`: `{"steps": [...]}`, oldest first, with the fields of StepRecord.
-
-    Instead of the map of requests it gives their number, as `num_requests`.
-    """
+    """`GET /debug/steps?n=100`: `{"steps": [...]}`, oldest first, with the fields of StepRecord."""
     router = APIRouter()
 
     @router.get("/debug/steps")
     async def steps(n: Annotated[int, Query(ge=1, le=MAX_STEPS)] = 100) -> dict[str, Any]:
-        return {"steps": [_as_json(record) for record in await get_steps(n)]}
+        return {"steps": [asdict(record) for record in await get_steps(n)]}
 
     return router
-
-
-def _as_json(record: StepRecord) -> dict[str, Any]:
-    names = (name for name in StepRecord.__slots__ if name != "num_scheduled_tokens")
-    return {name: getattr(record, name) for name in names} | {"num_requests": len(record.num_scheduled_tokens)}

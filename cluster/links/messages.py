@@ -87,10 +87,10 @@ class StepRecord:
 
     epoch: int
     step_id: int
-    num_scheduled_tokens: dict[str, int]
-    """The plan's own map: request id -> tokens."""
+    num_requests: int
+    """Requests in the plan."""
     num_decodes: int
-    """Requests in the plan that had sampled a token before it."""
+    """Of them, those that had sampled a token before it."""
     num_decode_tokens: int
     """Their tokens, drafts included."""
     num_chunk_tokens: int

@@ -80,7 +80,7 @@ async def idle(handle: Any, client: ServeEngineClient) -> None:
         while True:
             await read(await client.open([7], SamplingParams(max_tokens=1)))
             (record,) = await handle.step_log.remote(1)
-            if len(record.num_scheduled_tokens) == 1:
+            if record.num_requests == 1:
                 return
 
 
