@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import ray
@@ -84,15 +84,15 @@ class Frontend:
             await asyncio.to_thread(self._pusher.stop)
 
     async def _render_metrics(self) -> tuple[bytes, str]:
-        return await self._ask(create_metrics_actor(self._settings.app_name).render), CONTENT_TYPE
+        return await self._ask(lambda: self._call_metrics_actor("render")), CONTENT_TYPE
 
     async def _last_steps(self, n: int) -> Sequence[StepRecord]:
-        records: Sequence[StepRecord] = await self._ask(self._engine.step_log, n)
+        records: Sequence[StepRecord] = await self._ask(lambda: self._engine.step_log.remote(n))
         return records
 
     async def _check_health(self) -> Health:
         try:
-            await self._ask(self._engine.check_health)
+            await self._ask(self._engine.check_health.remote)
         except EngineError as error:
             logger.info("not healthy: %s", error)
             return Health(False, await self._phase())
@@ -100,17 +100,22 @@ class Frontend:
 
     async def _phase(self) -> str:
         try:
-            statuses: list[SourceStatus] = await self._ask(create_metrics_actor(self._settings.app_name).status)
+            statuses: list[SourceStatus] = await self._ask(lambda: self._call_metrics_actor("status"))
         except EngineError:
             return "no engine answers"
         phases = [status.phase for status in statuses if status.role == "engine" and status.phase is not None]
         return ", ".join(dict.fromkeys(phases)) or "no engine answers"
 
-    async def _ask(self, method: Any, *args: object) -> Any:
-        """Call a method of an engine or the metrics actor. Raises EngineError when it does not answer."""
+    async def _call_metrics_actor(self, method: str) -> Any:
+        # Finding an actor blocks while Ray's control plane is slow: not the loop that writes streams.
+        actor = await asyncio.to_thread(create_metrics_actor, self._settings.app_name)
+        return await getattr(actor, method).remote()
+
+    async def _ask(self, question: Callable[[], Awaitable[Any]]) -> Any:
+        """What an engine or the metrics actor answers. Raises EngineError when it does not."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                return await method.remote(*args)
+                return await question()
         except (RayError, RayServeException) as error:
             raise EngineError(f"no answer: {type(error).__name__}") from error
         except TimeoutError:
