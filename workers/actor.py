@@ -1,7 +1,7 @@
 """The Ray shell of one rank: explicit methods for start-up, then a thread that executes plans.
 
-The only place of this room that knows Ray. The process ends with its engine link, whatever else it
-is doing, so that no rank outlives its engine.
+The only place of this room that knows Ray. The process ends when its engine link does, at the latest after
+the step that runs, so that no rank outlives its engine.
 """
 
 import os

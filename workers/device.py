@@ -86,6 +86,10 @@ class HostCopies:
         if self._device.type == "cuda":
             self._event = torch.cuda.current_stream(self._device).record_event()
 
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> None:
         """Return when the device has made the copies. Work that hangs there is ended by the collectives' timeout."""
         if self._event is not None:

@@ -14,6 +14,7 @@ import contextlib
 import hmac
 import logging
 import secrets
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -104,6 +105,12 @@ class Link:
         if length > MAX_MESSAGE_BYTES:
             raise LinkError(f"{self.peer} announces {length} bytes, over the link's limit of {MAX_MESSAGE_BYTES}")
         return kind, self._receive_exactly(length, at_boundary=False)
+
+    def has_message(self) -> bool:
+        """Whether a message has begun to arrive, or the link has ended: `receive` would say so at once."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _receive_exactly(self, length: int, *, at_boundary: bool) -> bytearray:
         data = bytearray(length)

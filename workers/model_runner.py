@@ -61,6 +61,12 @@ class PendingStep:
     started: float
     """time.perf_counter() at launch."""
 
+    def is_ready(self) -> bool:
+        """Whether to collect it before another plan is launched: its values are on the host, or it verifies
+        drafts, of which the mirror must know how many stand.
+        """
+        return bool(self.plan.spec_token_ids) or self.copies.done()
+
 
 class ModelRunner:
     """Runs plans through a model and its KV cache. Steps are collected in the order of their launch."""

@@ -2,11 +2,17 @@
 
 import logging
 import os
-from typing import Protocol
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NoReturn
 
-from scheduler.plan import StepPlan, StepResult
+from scheduler.plan import StepPlan
 from workers.link import Link, LinkClosed, LinkError
 from workers.wire import decode_plan, encode
+
+if TYPE_CHECKING:
+    from workers.model_runner import PendingStep
+    from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +23,8 @@ RESULT = 2
 ERROR = 3
 """Rank to engine, before it dies: what it died of, as UTF-8 text."""
 
-
-class StepWorker(Protocol):
-    """All that the loop knows of a worker."""
-
-    def execute_step(self, plan: StepPlan) -> StepResult: ...
+_POLL_SECONDS = 1e-4
+"""A small part of any step on a GPU: what a plan or a result may wait before it is noticed."""
 
 
 def rank_name(rank: int) -> str:
@@ -29,18 +32,11 @@ def rank_name(rank: int) -> str:
     return f"rank {rank}"
 
 
-def serve_plans(link: Link, worker: StepWorker, rank: int) -> None:
-    """Execute plans in order until the link ends, then end the process.
-
-    Plans that arrive during a step wait in the socket, so the next one starts without the engine.
-    Every rank executes every plan; all of them know the result, and rank 0 sends it.
-    """
+def serve_plans(link: Link, worker: "Worker", rank: int) -> None:
+    """Execute plans in order until the link ends, then end the process."""
     status = 1
     try:
-        while True:
-            result = worker.execute_step(_receive_plan(link))
-            if rank == 0:
-                link.send(RESULT, encode(result))
+        execute_plans(link, worker, rank)
     except LinkClosed:
         status = 0
     except Exception as error:
@@ -49,6 +45,32 @@ def serve_plans(link: Link, worker: StepWorker, rank: int) -> None:
     finally:
         # Nothing may keep a rank without an engine alive: no exit handler, no thread, no collective.
         os._exit(status)
+
+
+def execute_plans(link: Link, worker: "Worker", rank: int) -> NoReturn:
+    """Execute plans in order. Raises LinkClosed when the engine has gone, and what the worker or the link raise.
+
+    A plan that arrives while the device still computes is launched at once, so that the device need not
+    wait for the host between two steps. On a CPU a launched step is ready, and plans wait in the socket.
+    Every rank executes every plan; all of them know the result, and rank 0 sends it.
+    """
+    launched: deque[PendingStep] = deque()
+    while True:
+        if launched and not _plan_comes_first(link, launched[0]):
+            result = worker.collect_step(launched.popleft())
+            if rank == 0:
+                link.send(RESULT, encode(result))
+        else:
+            launched.append(worker.launch_step(_receive_plan(link)))
+
+
+def _plan_comes_first(link: Link, step: "PendingStep") -> bool:
+    """Wait for the step or for the link, its end included; the step's deadline is the engine's."""
+    while not step.is_ready():
+        if link.has_message():
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _receive_plan(link: Link) -> StepPlan:

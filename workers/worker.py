@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Call `load`, `measure`, `allocate`, then execute plans. All but `shutdown` are collective: every rank of the
-    group must make the same call, and waits `rendezvous_seconds` for the others.
+    """Call `load`, `measure`, `allocate`, then execute plans. All but `collect_step` and `shutdown` are collective:
+    every rank of the group must make the same call, and waits `rendezvous_seconds` for the others.
     """
 
     _tp: TensorParallel

@@ -1,5 +1,6 @@
 """One path from plan to result, over a model whose next token is a hash of its context."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,17 @@ def test_a_step_is_launched_before_the_one_before_it_is_collected() -> None:
     results = [bench.runner.collect(pending) for pending in (first, second, third)]
     assert [result.sampled_token_ids["r0"] for result in results] == [[t] for t in continuation(prompt, 3)]
     assert bench.model.num_forwards == 3
+
+
+def test_a_step_is_ready_when_its_values_are_here_or_it_verifies_drafts() -> None:
+    bench = Bench()
+    plain = bench.runner.launch(StepPlan(0, 0, {"r0": 3}, new_requests=[bench.request(0, [5, 6, 7])]))
+    assert plain.is_ready()  # a CPU is done when it returns
+    on_the_way = SimpleNamespace(done=lambda: False)
+    assert not replace(plain, copies=on_the_way).is_ready()
+    bench.runner.collect(plain)
+    drafting = bench.runner.launch(StepPlan(0, 1, {"r0": 2}, spec_token_ids={"r0": [1]}))
+    assert replace(drafting, copies=on_the_way).is_ready()
 
 
 def test_the_time_of_a_step_launched_early_starts_where_the_one_before_it_ended(
