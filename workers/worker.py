@@ -171,7 +171,7 @@ class Worker:
         model = self._model
         one_block = block_bytes(model.num_layers, model.num_kv_heads, model.head_dim, block_size, self._dtype)
         if self._device.type == "cuda":
-            budget, source = self._free_gpu_memory(block_size), "gpu_memory_utilization leaves"
+            budget, source = self._free_gpu_memory(block_size, one_block), "gpu_memory_utilization leaves"
         else:
             # The budget is the group's. Every rank holds the same blocks, if not the same bytes of each.
             one_block = self._tp.total(one_block)
@@ -180,7 +180,7 @@ class Worker:
             raise ValueError(f"{source} {budget} bytes; one KV block of {block_size} tokens takes {one_block}")
         return budget // one_block
 
-    def _free_gpu_memory(self, block_size: int) -> int:
+    def _free_gpu_memory(self, block_size: int, one_block: int) -> int:
         """Bytes left for KV: the share of the GPU that may be used, less what is in use at the peak of a full step."""
         config, device = self._config, self._device
         longest = config.max_model_len or self._model.max_position_embeddings
@@ -190,9 +190,7 @@ class Worker:
         num_blocks = rehearsal.blocks_for(lengths, block_size)
         runner = self._runner_over(state, num_blocks)
         runner.collect(runner.launch(rehearsal.full_step(lengths, block_size)))
-        peak = torch.cuda.max_memory_allocated(device) - num_blocks * block_bytes(
-            self._model.num_layers, self._model.num_kv_heads, self._model.head_dim, block_size, self._dtype
-        )
+        peak = torch.cuda.max_memory_allocated(device) - num_blocks * one_block
         del runner, state
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)

@@ -18,6 +18,16 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def unmix(x: int) -> int:
+    """The inverse of `mix`."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        mixed = x
+        for _ in range(64 // shift):
+            x = mixed ^ (x >> shift)
+        x = x * pow(factor, -1, 1 << 64) & MASK
+    return x
+
+
 def expected_noise(seed: int, position: int, token_id: int) -> float:
     """The documented formula in Python's unbounded integers."""
     key = mix((mix((seed + GAMMA) & MASK) + position * GAMMA) & MASK)
@@ -54,10 +64,11 @@ def test_neither_rows_nor_tokens_beside_matter(seeds: list[int], first: int, cou
 
 
 def test_noise_is_finite_even_at_the_ends_of_the_hash() -> None:
-    ends = torch.tensor([0.5 * 2.0**-52, 1 - 0.5 * 2.0**-52], dtype=torch.float64)
-    values = -torch.log(-torch.log(ends))
-    assert values.isfinite().all()
-    assert (round(values[0].item(), 2), round(values[1].item(), 2)) == (-3.6, 36.74)
+    key = mix(mix(GAMMA))  # of seed 0 at position 0
+    ids = [((unmix(end) - key) * pow(GAMMA, -1, 1 << 64) - 1) & MASK for end in (0, MASK)]
+    signed = [token_id - (1 << 64) if token_id >= 1 << 63 else token_id for token_id in ids]
+    values = noise([0], [0], torch.tensor([signed]))[0]
+    assert [round(value, 2) for value in values.tolist()] == [-3.6, 36.74]
 
 
 def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
