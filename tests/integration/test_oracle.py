@@ -54,12 +54,10 @@ def groups() -> Iterator[dict[int, RankGroup]]:
 
 
 def requests_of(scenario: str, model: str, rng: random.Random) -> list[tuple[int, Request]]:
-    """12 requests that arrive over the first steps. With tiny KV short prompts grow until blocks run out."""
+    """12 requests that arrive over the first steps. With tiny KV more prompts are admitted than can grow."""
     top = 40_000 if model == DEFAULT_MODEL else VOCAB_SIZE
     prefix = [rng.randrange(10, top) for _ in range(40)] if scenario == "shared_prefix" else []
-    longest, outputs = (30, (20, 50)) if scenario == "tiny_kv" else (90 - len(prefix), (4, 24))
-    if model == DEFAULT_MODEL:
-        outputs = (outputs[0] // 2, outputs[1] // 2)
+    longest, outputs = (14, (24, 40)) if scenario == "tiny_kv" else (90 - len(prefix), (4, 16))
     arrivals = []
     for index in range(12):
         prompt = prefix + [rng.randrange(10, top) for _ in range(rng.randrange(3, longest))]
