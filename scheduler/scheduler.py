@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+from scheduler import integrity
 from scheduler.admission import Admission, Lack
 from scheduler.budget import Budget, StaticBudget
 from scheduler.config import SchedulerConfig
@@ -45,7 +46,7 @@ class Scheduler:
         self.running: list[Request] = []
         """In admission order."""
         self.waiting = make_queue(config.policy)
-        self._waiting_for_grammar: set[str] = set()
+        self.waiting_for_grammar: set[str] = set()
         self._in_flight: deque[tuple[int, list[_InFlight]]] = deque()
         self._num_steps = 0
         self._num_added = 0
@@ -85,7 +86,7 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting.add(request)
         if request.status is RequestStatus.WAITING_FOR_FSM:
-            self._waiting_for_grammar.add(request.request_id)
+            self.waiting_for_grammar.add(request.request_id)
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a request from outside, whatever its state, and free all it holds at once.
@@ -106,8 +107,8 @@ class Scheduler:
 
     def mark_grammar_ready(self, request_id: str) -> None:
         """Its grammar has compiled: from now on it competes. Unknown or ready: nothing happens."""
-        if request_id in self._waiting_for_grammar:
-            self._waiting_for_grammar.remove(request_id)
+        if request_id in self.waiting_for_grammar:
+            self.waiting_for_grammar.remove(request_id)
             self.requests[request_id].status = RequestStatus.WAITING
 
     def end_epoch(self) -> None:
@@ -182,7 +183,7 @@ class Scheduler:
 
     def _schedule_drafts(self, step: Step) -> None:
         """Add draft tokens to decodes of this step, where they cost nobody else anything."""
-        prompts_wait = step.partials or len(self.waiting) > len(self._waiting_for_grammar)
+        prompts_wait = step.partials or len(self.waiting) > len(self.waiting_for_grammar)
         reserved = self.config.block_size if prompts_wait else 0
         for request in step.drafting:
             drafts, request.spec_token_ids = request.spec_token_ids, []
@@ -427,7 +428,7 @@ class Scheduler:
                 self.kv_cache_manager.withdraw(request)
             self.kv_cache_manager.free(request)
             self._finished_request_ids.append(request.request_id)
-        self._waiting_for_grammar.discard(request.request_id)
+        self.waiting_for_grammar.discard(request.request_id)
         request.status = status
         request.spec_token_ids = []
         request.num_output_placeholders = 0
@@ -444,7 +445,7 @@ class Scheduler:
         return SchedulerStats(
             num_requests_running=len(self.running),
             num_requests_waiting=len(self.waiting),
-            num_requests_waiting_for_grammar=len(self._waiting_for_grammar),
+            num_requests_waiting_for_grammar=len(self.waiting_for_grammar),
             num_blocks=self.num_blocks,
             num_used_blocks=self.num_blocks - self.kv_cache_manager.block_pool.num_free_blocks,
             token_budget=self._token_budget,
@@ -461,31 +462,10 @@ class Scheduler:
             num_accepted_tokens=self._num_accepted_tokens,
         )
 
+    @property
+    def num_plans_in_flight(self) -> int:
+        return len(self._in_flight)
+
     def check_integrity(self) -> None:
         """Prove the block pool and the scheduler's own books. Raises AssertionError at the first lie."""
-        self.kv_cache_manager.check_integrity(self.requests)
-        states = [(request, True) for request in self.running] + [(request, False) for request in self.waiting]
-        if sorted(request.request_id for request, _ in states) != sorted(self.requests):
-            raise AssertionError("running and waiting requests are not the known ones, each once")
-        if len(self.running) > self.config.max_num_seqs:
-            raise AssertionError(f"{len(self.running)} requests run, above max_num_seqs {self.config.max_num_seqs}")
-        if self.kv_cache_manager.tables.keys() != {request.request_id for request in self.running}:
-            raise AssertionError("block tables are not those of the running requests")
-        num_chunks = sum(not request.is_decoding for request in self.running)
-        limit = self.config.max_num_partial_prefills if self.config.enable_chunked_prefill else 0
-        if num_chunks > limit:
-            raise AssertionError(f"{num_chunks} partial prefills run, above the limit of {limit}")
-        for request, runs in states:
-            self._check_request(request, runs)
-
-    def _check_request(self, request: Request, runs: bool) -> None:
-        if (request.status is _RUNNING) != runs or request.status.is_finished:
-            raise AssertionError(f"{request!r} is in the wrong queue")
-        if (request.request_id in self._waiting_for_grammar) != (request.status is RequestStatus.WAITING_FOR_FSM):
-            raise AssertionError(f"{request!r} disagrees with the set that waits for grammars")
-        if not runs and (request.num_computed_tokens or request.num_output_placeholders or request.spec_token_ids):
-            raise AssertionError(f"{request!r} waits and keeps progress")
-        if not 0 <= request.num_output_placeholders <= len(self._in_flight):
-            raise AssertionError(f"{request!r} expects more outputs than plans are in flight")
-        if request.num_computed_tokens >= request.max_num_tokens or request.num_tokens >= request.max_num_tokens:
-            raise AssertionError(f"{request!r} is past its limit of {request.max_num_tokens} tokens")
+        integrity.check(self)
