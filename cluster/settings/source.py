@@ -136,6 +136,9 @@ def _parse(name: str, raw: object, source: str) -> Any:
 
 def unknown_message(name: str) -> str:
     """ "unknown setting 'x'" and the nearest one: by its last word first, then by the whole name."""
+    if name in SECTIONS:
+        members = ", ".join(known for known in PARSERS if known.startswith(f"{name}."))
+        return f"{name!r} is a section, not a setting; its settings are {members}"
     leaf = name.rpartition(".")[2]
     same_leaf = [known for known in (*PARSERS, *SECTIONS) if known.rpartition(".")[2] == leaf]
     by_leaf = difflib.get_close_matches(leaf, [known.partition(".")[2] for known in PARSERS], n=1)

@@ -1,5 +1,6 @@
 """Refusals: their status, their shape, and that the next request is served."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from api_errors import GOOD, GOOD_CHAT, ROUTES, check_error
 from api_fakes import TOKENIZER, FakeEngineClient, events_of, http_client, make_app, refusal
 
 from cluster.errors import EngineError
+from cluster.frontend import http_body
 from cluster.metrics.frontend import FrontendMetrics
 
 
@@ -104,6 +106,25 @@ async def test_a_body_over_the_limit_is_refused_before_it_was_read() -> None:
         headers = {"content-type": "application/json"}
         assert (await http.post("/v1/completions", content=body, headers=headers)).status_code == 200
         check_error(await http.post("/v1/completions", content=body + b" ", headers=headers), 413)
+
+
+async def test_a_body_that_does_not_come_is_a_408_and_the_next_request_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_body, "BODY_SECONDS", 0.05)
+    client = FakeEngineClient()
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with http_client(make_app(client)) as http:
+        headers = {"content-type": "application/json"}
+        assert (
+            "0.05 s"
+            in check_error(await http.post("/v1/completions", content=stalled(), headers=headers), 408)["message"]
+        )
+        assert (await http.post("/v1/completions", json=GOOD)).status_code == 200
 
 
 async def test_the_callers_request_id_is_echoed_in_a_header_only() -> None:

@@ -78,6 +78,11 @@ def test_an_unknown_key_is_named_with_the_nearest(word: str, names: list[str]) -
         assert name in str(caught.value)
 
 
+def test_a_section_given_as_a_setting_is_told_its_settings() -> None:
+    with pytest.raises(ConfigError, match=r"'cache' is a section, not a setting; .*cache\.num_blocks"):
+        settings("cache=3")
+
+
 @pytest.mark.parametrize(
     "word",
     [
