@@ -1,5 +1,6 @@
 """A Ray cluster that was there before us: used, and left as it was found."""
 
+import socket
 import sys
 
 from cluster.errors import EngineError
@@ -7,6 +8,7 @@ from cluster.launch.local_ray import within
 from cluster.launch.watchdog import Watchdog
 from cluster.settings.tree import APP_NAME
 
+CONNECT_SECONDS = 10.0
 REMOVE_SECONDS = 30.0
 ABANDONED_SECONDS = 90.0
 """Nobody has drained what a killed launcher leaves: engines and front ends first wait for their open requests."""
@@ -25,6 +27,7 @@ class ClusterRay:
 
     def start(self) -> None:
         """Connect. Raises EngineError if no cluster answers, or if it serves an application of ours already."""
+        check_address(self._address)
         import ray
         from ray import serve
 
@@ -63,6 +66,20 @@ class ClusterRay:
 
     def kill(self) -> None:
         """Nothing of a cluster is a process of ours; the watchdog removes the application."""
+
+
+def check_address(address: str) -> None:
+    """Raises EngineError if nothing listens at host:port; Ray itself would try for minutes, deaf to signals.
+
+    Other forms of address ("auto", ray://...) are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"no Ray cluster answers at {address}: {error}") from error
 
 
 def remove_application(address: str, *, with_serve: bool) -> bool:

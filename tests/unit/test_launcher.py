@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, EngineError
 from cluster.launch import processes
+from cluster.launch.cluster_ray import check_address
 from cluster.launch.deploy_failure import cause_of
 from cluster.launch.launcher import check_port
 from cluster.launch.local_ray import free_ports, serve_environment, within, write_proxy_starter
@@ -181,3 +183,14 @@ def test_the_watchdog_ends_the_run_only_if_its_launcher_was_killed(tmp_path: Pat
         worker.wait()
         assert worker.stdout is not None
         worker.stdout.close()
+
+
+def test_an_address_where_nothing_listens_is_refused_before_ray_tries() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        check_address(f"127.0.0.1:{port}")
+    for address in (f"127.0.0.1:{port}", "127.0.0.1:70000", "no.such.host.invalid:6379"):
+        with pytest.raises(EngineError, match=address):
+            check_address(address)
+    for address in ("auto", "ray://127.0.0.1:1", "somewhere"):
+        check_address(address)
