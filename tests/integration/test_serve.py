@@ -179,6 +179,23 @@ def test_a_body_that_is_no_json_is_a_400(http: httpx.Client) -> None:
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-request-id", b"\xff"),
+        ("x-request-timeout-seconds", b"0.001"),
+        ("x-request-timeout-seconds", b"\xff"),
+        ("x-session-id", b"\xff"),
+        ("serve_multiplexed_model_id", b"\xff"),
+    ],
+)
+def test_headers_that_serve_would_stumble_over_do_no_harm(http: httpx.Client, name: str, value: bytes) -> None:
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 40, "ignore_eos": True}
+    answer = http.post("/v1/completions", json=body, headers=[(name.encode(), value)])
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 40
+
+
 def test_metrics_count_what_was_served(http: httpx.Client) -> None:
     before = settled(http, "generation_tokens")
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 9, "ignore_eos": True, "temperature": 0}

@@ -17,8 +17,9 @@ from cluster.launch import processes
 from cluster.launch.cluster_ray import check_address
 from cluster.launch.deploy_failure import cause_of
 from cluster.launch.launcher import check_port
-from cluster.launch.local_ray import free_ports, serve_environment, within, write_proxy_starter
+from cluster.launch.local_ray import free_ports, serve_environment, within
 from cluster.launch.placement import cpus_needed, placement_strategy
+from cluster.launch.proxy import RULES, write_proxy_starter
 from cluster.launch.signals import Stopped, StopSignals
 from cluster.launch.watchdog import Watchdog
 from cluster.settings.source import resolve
@@ -119,10 +120,18 @@ def test_the_environment_of_serve_stays_in_the_runs_directory() -> None:
     assert serve_environment(directory, None)["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
 
 
-def test_the_proxys_starter_passes_its_arguments_on(tmp_path: Path) -> None:
+def test_the_proxys_starter_adds_its_rules_once_and_passes_its_arguments_on(tmp_path: Path) -> None:
     starter = write_proxy_starter(tmp_path, "/bin/echo")
-    done = subprocess.run([str(starter), "-f", "a b"], capture_output=True, text=True, timeout=DEADLINE)
-    assert done.stdout == "-dS -f a b\n"
+    configuration = tmp_path / "a b.cfg"
+    configuration.write_text("frontend prometheus\n    bind :1\nfrontend http_frontend\n    bind :2\n")
+    for _ in range(2):
+        done = subprocess.run(
+            [starter, "-f", configuration, "-sf", "7"], capture_output=True, text=True, timeout=DEADLINE
+        )
+        assert (done.stdout, done.stderr) == (f"-dS -f {configuration} -sf 7\n", "")
+        assert configuration.read_text() == (
+            f"frontend prometheus\n    bind :1\nfrontend http_frontend\n{RULES}    bind :2\n"
+        )
 
 
 def test_an_address_that_is_none_is_refused() -> None:
