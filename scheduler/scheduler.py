@@ -46,7 +46,7 @@ class Scheduler:
         self.running: list[Request] = []
         """In admission order."""
         self.waiting = make_queue(config.policy)
-        self.waiting_for_grammar: set[str] = set()
+        self._waiting_for_grammar: set[str] = set()
         self._in_flight: deque[tuple[int, list[_InFlight]]] = deque()
         self._num_steps = 0
         self._num_added = 0
@@ -86,7 +86,7 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting.add(request)
         if request.status is RequestStatus.WAITING_FOR_FSM:
-            self.waiting_for_grammar.add(request.request_id)
+            self._waiting_for_grammar.add(request.request_id)
 
     def finish_request(self, request_id: str, status: RequestStatus) -> None:
         """End a request from outside, whatever its state, and free all it holds at once.
@@ -107,8 +107,8 @@ class Scheduler:
 
     def mark_grammar_ready(self, request_id: str) -> None:
         """Its grammar has compiled: from now on it competes. Unknown or ready: nothing happens."""
-        if request_id in self.waiting_for_grammar:
-            self.waiting_for_grammar.remove(request_id)
+        if request_id in self._waiting_for_grammar:
+            self._waiting_for_grammar.remove(request_id)
             self.requests[request_id].status = RequestStatus.WAITING
 
     def end_epoch(self) -> None:
@@ -183,7 +183,7 @@ class Scheduler:
 
     def _schedule_drafts(self, step: Step) -> None:
         """Add draft tokens to decodes of this step, where they cost nobody else anything."""
-        prompts_wait = step.partials or len(self.waiting) > len(self.waiting_for_grammar)
+        prompts_wait = step.partials or len(self.waiting) > len(self._waiting_for_grammar)
         reserved = self.config.block_size if prompts_wait else 0
         for request in step.drafting:
             drafts, request.spec_token_ids = request.spec_token_ids, []
@@ -428,7 +428,7 @@ class Scheduler:
                 self.kv_cache_manager.withdraw(request)
             self.kv_cache_manager.free(request)
             self._finished_request_ids.append(request.request_id)
-        self.waiting_for_grammar.discard(request.request_id)
+        self._waiting_for_grammar.discard(request.request_id)
         request.status = status
         request.spec_token_ids = []
         request.num_output_placeholders = 0
@@ -445,7 +445,7 @@ class Scheduler:
         return SchedulerStats(
             num_requests_running=len(self.running),
             num_requests_waiting=len(self.waiting),
-            num_requests_waiting_for_grammar=len(self.waiting_for_grammar),
+            num_requests_waiting_for_grammar=len(self._waiting_for_grammar),
             num_blocks=self.num_blocks,
             num_used_blocks=self.num_blocks - self.kv_cache_manager.block_pool.num_free_blocks,
             token_budget=self._token_budget,
@@ -462,10 +462,14 @@ class Scheduler:
             num_accepted_tokens=self._num_accepted_tokens,
         )
 
-    @property
-    def num_plans_in_flight(self) -> int:
-        return len(self._in_flight)
-
     def check_integrity(self) -> None:
         """Prove the block pool and the scheduler's own books. Raises AssertionError at the first lie."""
-        integrity.check(self)
+        integrity.check(
+            self.config,
+            self.kv_cache_manager,
+            self.requests,
+            self.running,
+            self.waiting,
+            self._waiting_for_grammar,
+            len(self._in_flight),
+        )

@@ -1,36 +1,12 @@
-"""The witness of a launcher: a process in a session of its own, with a pipe as input.
+"""A launcher's end of its witness: a process in a session of its own that outlives it and ends what it leaves."""
 
-    python -m cluster.launch.watchdog processes DIRECTORY            the run has a Ray of its own
-    python -m cluster.launch.watchdog application ADDRESS [serve]    an application on a cluster, and Serve perhaps
-
-The launcher never closes its end of the pipe while it lives. If the pipe ends without the word that all is well, the
-launcher was killed, and this process takes away what the run has left.
-"""
-
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
-from cluster.launch import processes
 from cluster.packages import ROOT
 
 ALL_WELL = b"ended\n"
-END_SECONDS = 10.0
-
-
-def main(what: str, where: str, *options: str) -> int:
-    """Wait for the launcher's end. Returns 0 if nothing is left then."""
-    # A signal that a service manager sends to a whole group is the launcher's business.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.stdin.buffer.read() == ALL_WELL:
-        return 0
-    if what == "processes":
-        return 1 if processes.end(Path(where), END_SECONDS) else 0
-    from cluster.launch.cluster_ray import remove_application  # imports Ray, which is rarely needed
-
-    return 0 if remove_application(where, with_serve="serve" in options) else 1
+"""The last word of a launcher that has ended its run itself."""
 
 
 class Watchdog:
@@ -39,7 +15,7 @@ class Watchdog:
     def __init__(self, what: str, *arguments: str) -> None:
         """Start it. Call before the run's directory enters this process's environment."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.launch.watchdog", what, *arguments],
+            [sys.executable, "-m", "cluster.launch.witness", what, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -58,7 +34,3 @@ class Watchdog:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
