@@ -10,6 +10,9 @@ NAMES = ("scheduler_cost", "loadgen", "chunked_prefill", "disconnects", "gpu_che
 def main(argv: list[str]) -> int:
     """Run one benchmark with the rest of the arguments; its exit code."""
     name, *rest = argv or ["scheduler_cost"]
+    if name in ("-h", "--help"):
+        print(f"{__doc__} Benchmarks: {', '.join(NAMES)}; --help after a name shows its options.")
+        return 0
     if name not in NAMES:
         print(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2

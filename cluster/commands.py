@@ -21,7 +21,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     # argparse takes positional words from one place only; settings may stand before and after options.
     if rest and (not hasattr(options, "settings") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unknown arguments: {' '.join(rest)}")
+        parser.error(f"unknown arguments: {' '.join(rest)}; settings are words like server.port=8001")
     if rest:
         options.settings += rest
     try:
