@@ -137,10 +137,6 @@ class ServeRequestStream:
         elif not self._receiver.finish(self._channel, reason):
             self._cancel_call()
 
-    async def wait_closed(self) -> None:
-        """Until the handle call has returned: the engine has ended the request, or is lost."""
-        await asyncio.wait((self._watch,))
-
     async def _watch_call(self) -> None:
         try:
             summary: GenerateSummary = await self._call

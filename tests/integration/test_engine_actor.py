@@ -119,7 +119,7 @@ async def test_streams_ended_by_the_front_end_are_ended_in_the_engine() -> None:
         await idle(actor, client)
         # Both calls have returned too, and freed their channels.
         async with asyncio.timeout(DEADLINE):
-            await asyncio.gather(stopped.wait_closed(), left.wait_closed())
+            await asyncio.gather(stopped._watch, left._watch)
 
 
 async def test_cancelled_call_aborts_in_the_engine() -> None:
