@@ -1,0 +1,98 @@
+"""Compiles the kernels in `source/` for this machine's processor. Knows neither torch nor Python's headers.
+
+The library lies in the user's cache, in a folder named by all that its code depends on: sources, compiler, flags
+and the processor that `-march=native` means. It is built in a temporary folder and renamed into place, so that
+any number of processes may build at once and none ever waits for another or loads half a file.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).parent / "source"
+LIBRARY = "kernels.so"
+BUILD_SECONDS = 300.0
+"""Deadline of one compiler call. All of them together take some ten seconds."""
+_COMPILERS = ("g++", "clang++")
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+
+
+class BuildError(Exception):
+    """There is no compiler, or it failed; the message says which and how."""
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/chunkserve/kernels`, by default under `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "chunkserve" / "kernels"
+
+
+def ensure_built(cache_dir: Path | None = None) -> Path:
+    """The library for this machine, built now if it is not there. Raises BuildError."""
+    compiler = _compiler()
+    target = (cache_dir or default_cache_dir()) / _key(compiler)
+    if not (target / LIBRARY).is_file():
+        _build(compiler, target)
+    return target / LIBRARY
+
+
+def _compiler() -> str:
+    for name in _COMPILERS:
+        if (path := shutil.which(name)) is not None:
+            return path
+    raise BuildError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is on the path")
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCE.glob("*.cpp"))
+
+
+def _key(compiler: str) -> str:
+    digest = hashlib.sha256()
+    # What `-march=native` expands to, and the compiler's own version.
+    digest.update(_run([compiler, "-march=native", "-E", "-v", "-xc++", os.devnull], "ask the compiler for its target"))
+    digest.update(" ".join((compiler, *_FLAGS)).encode())
+    for path in sorted(SOURCE.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _build(compiler: str, target: Path) -> None:
+    started = time.perf_counter()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
+    except OSError as error:
+        raise BuildError(f"cannot write to {target.parent}: {error}") from error
+    try:
+        _run([compiler, *_FLAGS, "-shared", *map(str, _sources()), "-o", str(folder / LIBRARY)], "compile the kernels")
+        try:
+            folder.rename(target)
+        except OSError:  # somebody else was first: theirs is the same
+            if not (target / LIBRARY).is_file():
+                raise
+    except OSError as error:
+        raise BuildError(f"cannot put the kernels into {target}: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    logger.info("compiled the kernels in %.1f s", time.perf_counter() - started)
+
+
+def _run(command: list[str], what: str) -> bytes:
+    """Both outputs of a command."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BUILD_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"could not {what}: {error}") from error
+    if done.returncode:
+        raise BuildError(f"could not {what}: {done.stdout.decode(errors='replace')[-2000:]}")
+    return done.stdout

@@ -1,0 +1,41 @@
+"""The compiled kernels as Python functions. They take addresses and sizes: no tensor crosses, only numbers."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from workers.kernels.build import ensure_built
+
+POINTER = ctypes.c_void_p
+SIZE = ctypes.c_int64
+FLOAT = ctypes.c_float
+
+SUFFIXES = {torch.float32: "_f32", torch.bfloat16: "_bf16"}
+"""The dtypes there are kernels for, and what their names end in."""
+
+
+class Library:
+    """The library of this process, built when it is missing."""
+
+    def __init__(self) -> None:
+        """Raises `workers.kernels.build.BuildError`, OSError when the library cannot be loaded."""
+        path = str(ensure_built())
+        # Most calls take microseconds and keep the interpreter's lock: giving it up may cost more than they do.
+        self._holding = ctypes.PyDLL(path)
+        self._releasing = ctypes.CDLL(path)
+
+    def function(self, name: str, *arguments: type, releases_lock: bool = False) -> Callable[..., int]:
+        """A C function that returns an int or nothing. `releases_lock`: it may wait, and others should run."""
+        found = getattr(self._releasing if releases_lock else self._holding, name)
+        found.argtypes = arguments
+        found.restype = ctypes.c_int
+        function: Callable[..., int] = found
+        return function
+
+
+@cache
+def library() -> Library:
+    """Loaded once. Raises as `Library` does."""
+    return Library()

@@ -1,0 +1,115 @@
+// Sixteen floats at a time, in the compiler's own vector types: whatever the processor has, they are lowered to it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+using f32x16 = float __attribute__((vector_size(64)));
+using i32x16 = int32_t __attribute__((vector_size(64)));
+using u32x16 = uint32_t __attribute__((vector_size(64)));
+using u16x16 = uint16_t __attribute__((vector_size(32)));
+
+constexpr int LANES = 16;
+
+// The bits of a bfloat16: the upper half of a float.
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+    const uint32_t bits = uint32_t{x.bits} << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline f32x16 load(const float* from) {
+    f32x16 value;
+    std::memcpy(&value, from, 64);
+    return value;
+}
+
+inline f32x16 load(const bf16* from) {
+    u16x16 bits;
+    std::memcpy(&bits, from, 32);
+    return (f32x16)(__builtin_convertvector(bits, u32x16) << 16);
+}
+
+inline void store(float* to, f32x16 value) { std::memcpy(to, &value, 64); }
+
+// To the nearest, ties to even. A NaN stays one.
+inline void store(bf16* to, f32x16 value) {
+#if defined(__AVX512BF16__)
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)value);
+    std::memcpy(to, &rounded, 32);
+#else
+    const u32x16 bits = (u32x16)value;
+    const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const u32x16 quiet = (bits >> 16) | 0x40;
+    const u16x16 narrow = __builtin_convertvector(value == value ? rounded : quiet, u16x16);
+    std::memcpy(to, &narrow, 32);
+#endif
+}
+
+inline bf16 to_bf16(float x) {
+    f32x16 value = {x};
+    bf16 narrow[LANES];
+    store(narrow, value);
+    return narrow[0];
+}
+
+inline void store_one(float* to, float value) { *to = value; }
+inline void store_one(bf16* to, float value) { *to = to_bf16(value); }
+
+inline float sum(f32x16 x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += x[lane];
+    return total;
+#endif
+}
+
+inline float largest(f32x16 x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float most = x[0];
+    for (int lane = 1; lane < LANES; lane++) most = x[lane] > most ? x[lane] : most;
+    return most;
+#endif
+}
+
+inline f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+// e^x to about 2 units in the last place; 0 below -87, as for -inf. Argument reduction by powers of two and a
+// polynomial for 2^f with f in [-0.5, 0.5] (Taylor coefficients of exp in f * ln 2).
+inline f32x16 exp(f32x16 x) {
+    const f32x16 zero = {};
+    const f32x16 low = zero - 87.0f, high = zero + 88.0f;
+    const f32x16 clamped = x > low ? (x < high ? x : high) : low;
+    const f32x16 scaled = clamped * 1.44269504088896341f;
+    const f32x16 magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const f32x16 shifted = scaled + magic;
+    const f32x16 whole = shifted - magic;
+    const f32x16 rest = (clamped - whole * 0.693359375f) - whole * -2.12194440e-4f;  // ln 2 in two parts
+    f32x16 p = zero + 1.3981999507e-3f;
+    p = p * rest + 8.3334519073e-3f;
+    p = p * rest + 4.1665795894e-2f;
+    p = p * rest + 1.6666665459e-1f;
+    p = p * rest + 5.0000001201e-1f;
+    p = p * rest * rest + rest + 1.0f;
+    const i32x16 exponent = ((i32x16)shifted - (i32x16)magic + 127) << 23;
+    const f32x16 result = p * (f32x16)exponent;
+    return x > low ? result : (x == x ? zero : x);
+}
+
+// x / (1 + e^-x)
+inline f32x16 silu(f32x16 x) { return x / (exp(-x) + 1.0f); }
