@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -34,6 +35,15 @@ class RopeConfig:
     attention_factor: float = 1.0
     """Of cos and sin (yarn)."""
     truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of every query head and every key head before they are rotated (Qwen3); weights [head_dim]."""
+
+    q_weight: torch.Tensor
+    k_weight: torch.Tensor
+    eps: float
 
 
 def parse_rope(raw: Mapping[str, Any], max_position_embeddings: int) -> RopeConfig:
@@ -102,6 +112,26 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     where the sign of the pair's first member lies in `sin`.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def norm_and_rotate(
+    qkv: torch.Tensor, cos_sin: torch.Tensor, norms: HeadNorms | None, num_query_heads: int, num_kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values [num_tokens, heads, head_dim] of qkv, where they lie side by side in each row.
+
+    Queries and keys are normed where the model does that, and rotated by the rows cos_sin [num_tokens, 2, head_dim]
+    of `cos_sin_table`. May overwrite qkv.
+    """
+    heads = qkv.view(qkv.shape[0], num_query_heads + 2 * num_kv_heads, -1)
+    qk, v = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+    if norms is not None:
+        size = (qk.shape[-1],)
+        q = F.rms_norm(qk[:, :num_query_heads], size, norms.q_weight, norms.eps)
+        k = F.rms_norm(qk[:, num_query_heads:], size, norms.k_weight, norms.eps)
+        qk = torch.cat((q, k), dim=1)
+    cos, sin = cos_sin.unsqueeze(2).unbind(1)
+    qk = apply_rope(qk, cos, sin)
+    return qk[:, :num_query_heads], qk[:, num_query_heads:], v
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:

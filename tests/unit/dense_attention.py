@@ -1,6 +1,7 @@
 """Naive attention in float64, one request at a time: what every backend must equal."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from paged_batches import build_metadata, shuffled_tables
@@ -19,6 +20,15 @@ def dense_attention(
     keys = torch.arange(tokens)
     hidden = keys > at if window is None else (keys > at) | (keys <= at - window)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+
+
+def write(
+    backend: AttentionBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, step: Any
+) -> torch.Tensor:
+    """Puts k and v into the cache, rotated by nothing -> q as the backend hands it back."""
+    cos_sin = torch.tensor([1.0, 0.0]).repeat(len(q), 1)[:, :, None].expand(-1, -1, q.shape[2]).to(q.dtype)
+    qkv = torch.cat((q, k, v), dim=1).flatten(1).to(cache.device)
+    return backend.rotate_and_write(qkv, cos_sin.contiguous().to(cache.device), None, q.shape[1], cache, step)
 
 
 def largest_error(
@@ -55,14 +65,13 @@ def largest_error(
         lens = [contexts[i] for i in before]
         metadata = build_metadata(lens, lens, [tables[i] for i in before], block_size, device)
         step = backend.prepare(metadata, cache, window)
-        k, v = (torch.cat([x[i][: contexts[i]] for i in before]).to(device) for x in (keys, values))
-        backend.write_kv(k, v, cache, step)
+        k, v = (torch.cat([x[i][: contexts[i]] for i in before]) for x in (keys, values))
+        write(backend, torch.zeros(len(k), query_heads, head_dim, dtype=dtype), k, v, cache, step)
 
     metadata = build_metadata(query_lens, seq_lens, tables, block_size, device)
     step = backend.prepare(metadata, cache, window)
-    k, v = (torch.cat([x[i][c:] for i, c in enumerate(contexts)]).to(device) for x in (keys, values))
-    backend.write_kv(k, v, cache, step)
-    out = backend.attend(q.to(device), cache, step, scale).cpu()
+    k, v = (torch.cat([x[i][c:] for i, c in enumerate(contexts)]) for x in (keys, values))
+    out = backend.attend(write(backend, q, k, v, cache, step), cache, step, scale).cpu()
     assert out.shape == q.shape
     expected = [
         dense_attention(rows, keys[i], values[i], scale, window) for i, rows in enumerate(q.split(list(query_lens)))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from workers.attention.metadata import AttentionMetadata
+from workers.rope import HeadNorms, norm_and_rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,21 @@ class FlashAttention:
         # The kernel counts the keys left of a query, without its own.
         return FlashStep(metadata, cu_seqlens_k, (-1, -1) if window is None else (window - 1, 0))
 
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, step: FlashStep) -> None:
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: HeadNorms | None,
+        num_query_heads: int,
+        kv_cache: torch.Tensor,
+        step: FlashStep,
+    ) -> torch.Tensor:
+        q, k, v = norm_and_rotate(qkv, cos_sin, norms, num_query_heads, kv_cache.shape[3])
         slots = step.metadata.slot_mapping
         keys, values = kv_cache.flatten(1, 2)  # [num_slots, num_kv_heads, head_dim] each
         keys.index_copy_(0, slots, k)
         values.index_copy_(0, slots, v)
+        return q
 
     def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, step: FlashStep, scale: float) -> torch.Tensor:
         metadata = step.metadata

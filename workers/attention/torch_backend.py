@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from workers.attention.metadata import AttentionMetadata
 from workers.device import to_device
+from workers.rope import HeadNorms, norm_and_rotate
 
 # Longest query (a decode and its drafts) that is batched with others of its length; above it a call is busy by itself.
 _SHORT = 16
@@ -64,13 +65,23 @@ class TorchAttention:
         ]
         return TorchStep(rows.flatten(), groups, _fresh_blocks(metadata, block_size))
 
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, step: TorchStep) -> None:
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: HeadNorms | None,
+        num_query_heads: int,
+        kv_cache: torch.Tensor,
+        step: TorchStep,
+    ) -> torch.Tensor:
+        q, k, v = norm_and_rotate(qkv, cos_sin, norms, num_query_heads, kv_cache.shape[2])
         if step.fresh_blocks is not None:
             # What a former owner left behind is masked, but if it is not finite even a weight of 0 spreads it.
             kv_cache.index_fill_(1, step.fresh_blocks, 0)
         keys, values = kv_cache.view(2, -1, kv_cache.shape[-1]).unbind(0)
         keys.index_copy_(0, step.slots, k.reshape(-1, k.shape[-1]))
         values.index_copy_(0, step.slots, v.reshape(-1, v.shape[-1]))
+        return q
 
     def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, step: TorchStep, scale: float) -> torch.Tensor:
         if len(step.groups) == 1:
