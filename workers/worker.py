@@ -15,6 +15,7 @@ from workers import rehearsal
 from workers.attention import AttentionBackend, select_backend
 from workers.config import ModelLimits, WorkerConfig
 from workers.device import available_cores, select_device, select_dtype
+from workers.kernels import select_kernels, set_num_threads
 from workers.kv_cache import allocate_kv_caches, block_bytes
 from workers.model_runner import ModelRunner, PendingStep
 from workers.models import DecoderModel, load_model, read_model_config
@@ -70,14 +71,15 @@ class Worker:
         )
         self._tp = self._connect()
         if self._device.type == "cpu":
-            torch.set_num_threads(config.num_threads or max(1, available_cores() // self._ranks_on_this_node()))
+            set_num_threads(config.num_threads or max(1, available_cores() // self._ranks_on_this_node()))
         started = time.perf_counter()
-        self._model = load_model(config.model_path, self._tp, self._device, self._dtype, self._backend)
+        kernels = select_kernels(self._device, self._dtype)
+        self._model = load_model(config.model_path, self._tp, self._device, self._dtype, self._backend, kernels)
         self._shards = VocabShards(self._tp, self._model.vocab_shard_sizes)
         logger.info(
-            "rank %d of %d: weights in %.1f s, %s on %s, %d threads, attention %s",
+            "rank %d of %d: weights in %.1f s, %s on %s, %d threads, attention %s, kernels %s",
             self._rank, config.tensor_parallel_size, time.perf_counter() - started,
-            self._dtype, self._device, torch.get_num_threads(), self._backend.name,
+            self._dtype, self._device, torch.get_num_threads(), self._backend.name, kernels.name,
         )  # fmt: skip
 
     def measure(self) -> ModelLimits:

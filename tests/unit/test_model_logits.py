@@ -6,10 +6,14 @@ import sys
 import pytest
 import torch
 import transformers
+from held_weights import held_weights
 from paged_batches import chunked_logits
 from tiny_models import KINDS, VOCAB_SIZE, reference_greedy, reference_logits, save_model, tiny_model
 
-from workers.attention import select_backend
+from workers.attention import AttentionBackend, select_backend
+from workers.kernels import Kernels
+from workers.kernels.native import NativeKernels
+from workers.kernels.torch_kernels import TorchKernels
 from workers.models import DecoderModel, load_model, read_model_config
 from workers.tensor_parallel import TensorParallel
 
@@ -19,32 +23,30 @@ LENGTHS = [100, 47, 130]
 SEQUENCES = [torch.randint(VOCAB_SIZE, (n,), generator=GENERATOR).tolist() for n in LENGTHS]
 WHOLE = [[n] for n in LENGTHS]
 MIXED = [[30, 1, 1, 60, 8], [5, 5, 20, 1, 1, 1, 14], [64, 64, 2]]
+LEAVES = ("torch", "native")
 SINGLES = [[1] * 30, [20] + [1] * 27, [1] * 40]
 
 
-def load(path: str, dtype: torch.dtype = torch.float32) -> DecoderModel:
-    backend = select_backend("torch", CPU, dtype, read_model_config(path).head_dim)
-    return load_model(path, TensorParallel(), CPU, dtype, backend)
+def load(path: str, leaf: str, dtype: torch.dtype = torch.float32) -> tuple[DecoderModel, AttentionBackend]:
+    kernels: Kernels = NativeKernels(dtype) if leaf == "native" else TorchKernels()
+    backend = select_backend(leaf, CPU, dtype, read_model_config(path).head_dim)
+    return load_model(path, TensorParallel(), CPU, dtype, backend, kernels), backend
 
 
-def logits(path: str, chunks: list[list[int]], block_size: int = 16) -> list[torch.Tensor]:
+def assert_equals_reference(path: str, chunks: list[list[int]], leaf: str, block_size: int = 16) -> None:
     sequences = [sequence[: sum(c)] for sequence, c in zip(SEQUENCES, chunks, strict=False)]
-    backend = select_backend("torch", CPU, torch.float32, 8)
-    return chunked_logits(load(path), TensorParallel(), backend, sequences, chunks, block_size)
-
-
-def assert_equals_reference(path: str, chunks: list[list[int]], block_size: int = 16) -> None:
-    for sequence, ours in zip(SEQUENCES, logits(path, chunks, block_size), strict=False):
+    model, backend = load(path, leaf)
+    found = chunked_logits(model, TensorParallel(), backend, sequences, chunks, block_size)
+    for sequence, ours in zip(SEQUENCES, found, strict=False):
         difference = float((ours - reference_logits(path, sequence[: len(ours)])).abs().max())
         assert difference < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("chunks", "block_size"), [(WHOLE, 16), (MIXED, 16), (MIXED, 5), (SINGLES, 16)], ids=["whole", "mixed", "5", "one"]
-)
-def test_logits_equal_the_reference(kind: str, chunks: list[list[int]], block_size: int) -> None:
-    assert_equals_reference(tiny_model(kind), chunks, block_size)
+@pytest.mark.parametrize(("leaf", "block_size"), [("torch", 16), ("torch", 5), ("native", 16), ("native", 32)])
+@pytest.mark.parametrize("chunks", [WHOLE, MIXED, SINGLES], ids=["whole", "mixed", "one"])
+def test_logits_equal_the_reference(kind: str, chunks: list[list[int]], leaf: str, block_size: int) -> None:
+    assert_equals_reference(tiny_model(kind), chunks, leaf, block_size)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_rope_variants_equal_the_reference(rope: dict[str, object], tmp_path_fac
         rope_parameters={"rope_theta": 10000.0, **rope},
     )
     save_model(config, path)
-    assert_equals_reference(str(path), MIXED[:2])
+    assert_equals_reference(str(path), MIXED[:2], "native")
 
 
 @pytest.mark.parametrize("biased", [transformers.LlamaConfig, transformers.Qwen3Config])
@@ -91,16 +93,16 @@ def test_biases_equal_the_reference(
         **({"mlp_bias": True} if biased is transformers.LlamaConfig else {}),
     )
     save_model(config, path)
-    assert_equals_reference(str(path), MIXED)
+    for leaf in LEAVES:
+        assert_equals_reference(str(path), MIXED, leaf)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_weight_or_window_would_show(kind: str) -> None:
     """The comparison's own proof: logits move by far more than its tolerance when one norm weight does."""
-    model = load(tiny_model(kind))
-    backend = select_backend("torch", CPU, torch.float32, 8)
+    model, backend = load(tiny_model(kind), "torch")
     before = chunked_logits(model, TensorParallel(), backend, SEQUENCES[:1], WHOLE[:1])[0]
-    model.weights()["layers.0.attention_norm.weight"][0] += 0.5
+    held_weights(model)["layers.0.attention_norm.weight"][0] += 0.5
     after = chunked_logits(model, TensorParallel(), backend, SEQUENCES[:1], WHOLE[:1])[0]
     assert float((before - after).abs().max()) > 1e-2
 
@@ -111,10 +113,10 @@ def test_tiny_models_have_no_near_ties(kind: str) -> None:
     assert lead > 1e-3
 
 
-def test_bfloat16_stays_near_the_reference() -> None:
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_bfloat16_stays_near_the_reference(leaf: str) -> None:
     path = tiny_model("smollm2")
-    backend = select_backend("torch", CPU, torch.bfloat16, 8)
-    model = load(path, torch.bfloat16)
+    model, backend = load(path, leaf, torch.bfloat16)
     ours = chunked_logits(model, TensorParallel(), backend, SEQUENCES[:1], MIXED[:1], dtype=torch.bfloat16)[0]
     assert ours.dtype == torch.bfloat16
     difference = (ours.float() - reference_logits(path, SEQUENCES[0])).abs()
@@ -127,10 +129,11 @@ def test_a_model_runs_without_transformers() -> None:
         "import torch\n"
         "from workers.models import load_model\n"
         "from workers.attention import select_backend\n"
+        "from workers.kernels import select_kernels\n"
         "from workers.tensor_parallel import TensorParallel\n"
         "cpu = torch.device('cpu')\n"
         f"m = load_model({tiny_model('qwen3')!r}, TensorParallel(), cpu, torch.float32,"
-        " select_backend('auto', cpu, torch.float32, 16))\n"
+        " select_backend('auto', cpu, torch.float32, 16), select_kernels(cpu, torch.float32))\n"
         "print(m.num_layers, m.num_kv_heads, m.head_dim, m.vocab_size, m.max_position_embeddings)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from held_weights import held_weights
 from safetensors.torch import load_file, save_file
 from tiny_models import KINDS, reference, tiny_model
 
 from workers.attention.torch_backend import TorchAttention
+from workers.kernels.torch_kernels import TorchKernels
 from workers.kv_cache import allocate_kv_caches, block_bytes
 from workers.models import DecoderModel, load_model
 from workers.partition import partition
@@ -20,7 +22,7 @@ CPU = torch.device("cpu")
 
 def load(path: str | Path, rank: int = 0, size: int = 1, dtype: torch.dtype = torch.float32) -> DecoderModel:
     """One rank's share; loading needs no other rank."""
-    return load_model(str(path), TensorParallel(rank, size), CPU, dtype, TorchAttention())
+    return load_model(str(path), TensorParallel(rank, size), CPU, dtype, TorchAttention(), TorchKernels())
 
 
 @pytest.fixture
@@ -50,26 +52,26 @@ def test_each_rank_holds_its_slices_and_no_more(kind: str, size: int) -> None:
         layer = c.hidden_size * (2 * query + 2 * kv + 3 * len(share.ffn))
         layer += (query + 2 * kv) * c.qkv_bias + 2 * c.head_dim * c.qk_norm + 2 * c.hidden_size
         vocab = len(share.vocab) * c.hidden_size * (1 if c.tie_embeddings else 2)
-        weights = model.weights()
+        weights = held_weights(model)
         assert sum(w.nbytes for w in weights.values()) == 4 * (c.num_layers * layer + vocab + c.hidden_size)
         # No view keeps a larger tensor alive.
         assert sum(w.untyped_storage().nbytes() for w in weights.values()) == sum(w.nbytes for w in weights.values())
         if size > 1:
-            for name, full in whole.weights().items():
+            for name, full in held_weights(whole).items():
                 assert full.dim() == 1 or weights[name].numel() < full.numel(), f"rank {rank} holds all of {name}"
 
 
 def test_one_rank_holds_every_parameter_once() -> None:
     for kind in KINDS:
         parameters = reference(tiny_model(kind)).parameters()
-        held = load(tiny_model(kind)).weights().values()
+        held = held_weights(load(tiny_model(kind))).values()
         assert sum(w.numel() for w in held) == sum(p.numel() for p in parameters)
 
 
 def test_shards_named_by_an_index_equal_the_single_file(tmp_path: Path) -> None:
     reference(tiny_model("qwen2")).save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    single, sharded = (load(path, 1, 2).weights() for path in (tiny_model("qwen2"), tmp_path))
+    single, sharded = (held_weights(load(path, 1, 2)) for path in (tiny_model("qwen2"), tmp_path))
     assert single.keys() == sharded.keys()
     assert all(single[name].equal(sharded[name]) for name in single)
     next(iter(sorted(tmp_path.glob("model-*.safetensors")))).unlink()
@@ -80,7 +82,7 @@ def test_shards_named_by_an_index_equal_the_single_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 def test_weights_become_the_wanted_dtype(stored: torch.dtype, wanted: torch.dtype) -> None:
-    weights = load(tiny_model("smollm2", stored), dtype=wanted).weights()
+    weights = held_weights(load(tiny_model("smollm2", stored), dtype=wanted))
     original = load_file(Path(tiny_model("smollm2", stored)) / "model.safetensors")
     assert weights["embedding"].dtype == wanted
     assert weights["embedding"].equal(original["model.embed_tokens.weight"].to(wanted))
@@ -108,7 +110,7 @@ def test_old_rope_tables_and_the_copy_of_a_tied_head_are_ignored(copy: Path) -> 
     rewrite(
         copy, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(4), lm_head__weight=torch.zeros(301, 72)
     )
-    assert "head" not in load(copy).weights()
+    assert "head" not in held_weights(load(copy))
 
 
 def test_a_folder_without_weights_is_named(copy: Path) -> None:

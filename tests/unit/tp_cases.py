@@ -6,6 +6,7 @@ import torch
 from paged_batches import chunked_logits
 
 from workers.attention import select_backend
+from workers.kernels import select_kernels
 from workers.models import load_model, read_model_config
 from workers.tensor_parallel import TensorParallel
 
@@ -18,8 +19,8 @@ def model_logits(
     """Per model and chunking: the logits of each sequence as a numpy array."""
     results = []
     for path in paths:
-        backend = select_backend("torch", CPU, torch.float32, read_model_config(path).head_dim)
-        model = load_model(path, tp, CPU, torch.float32, backend)
+        backend = select_backend("auto", CPU, torch.float32, read_model_config(path).head_dim)
+        model = load_model(path, tp, CPU, torch.float32, backend, select_kernels(CPU, torch.float32))
         results.append(
             [[x.numpy() for x in chunked_logits(model, tp, backend, sequences, chunks)] for chunks in chunkings]
         )

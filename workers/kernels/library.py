@@ -26,6 +26,10 @@ class Library:
         self._holding = ctypes.PyDLL(path)
         self._releasing = ctypes.CDLL(path)
 
+    def set_num_threads(self, count: int) -> None:
+        """Threads of every kernel from now on; call it while none runs."""
+        self.function("set_num_threads", ctypes.c_int)(count)
+
     def function(self, name: str, *arguments: type, releases_lock: bool = False) -> Callable[..., int]:
         """A C function that returns an int or nothing. `releases_lock`: it may wait, and others should run."""
         found = getattr(self._releasing if releases_lock else self._holding, name)

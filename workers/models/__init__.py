@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from workers.attention.base import AttentionBackend
+from workers.kernels import Kernels
 from workers.model_config import ModelConfig
 from workers.models.decoder import DecoderModel
 from workers.tensor_parallel import TensorParallel
@@ -48,7 +49,12 @@ def read_model_config(model_path: str) -> ModelConfig:
 
 
 def load_model(
-    model_path: str, tp: TensorParallel, device: torch.device, dtype: torch.dtype, backend: AttentionBackend
+    model_path: str,
+    tp: TensorParallel,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: AttentionBackend,
+    kernels: Kernels,
 ) -> DecoderModel:
     """This rank's share of the model in a local directory, in `dtype` on `device`.
 
@@ -56,6 +62,6 @@ def load_model(
     """
     config = read_model_config(model_path)
     with Checkpoint(model_path) as checkpoint:
-        model = DecoderModel(config, checkpoint, tp, device, dtype, backend)
+        model = DecoderModel(config, checkpoint, tp, device, dtype, backend, kernels)
         checkpoint.refuse_unread(config.ignored_tensors)
     return model
