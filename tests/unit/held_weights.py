@@ -24,4 +24,6 @@ def _tensors(name: str, part: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, part
     elif is_dataclass(part):
         for field in fields(part):
-            yield from _tensors(f"{name}.{field.name}", getattr(part, field.name))
+            # A layer whose input is spread over ranks is called as the one it becomes on a single rank.
+            inner = name if field.name == "product" else f"{name}.{field.name}"
+            yield from _tensors(inner, getattr(part, field.name))
