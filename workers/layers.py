@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from workers.kernels import Product
+from workers.kernels.base import Product
 from workers.tensor_parallel import TensorParallel
 
 

@@ -15,7 +15,7 @@ from workers import rehearsal
 from workers.attention import AttentionBackend, select_backend
 from workers.config import ModelLimits, WorkerConfig
 from workers.device import available_cores, select_device, select_dtype
-from workers.kernels import select_kernels, set_num_threads
+from workers.kernels.selection import select_kernels, set_num_threads
 from workers.kv_cache import allocate_kv_caches, block_bytes
 from workers.model_runner import ModelRunner, PendingStep
 from workers.models import DecoderModel, load_model, read_model_config

@@ -11,7 +11,7 @@ from paged_batches import chunked_logits
 from tiny_models import KINDS, VOCAB_SIZE, reference_greedy, reference_logits, save_model, tiny_model
 
 from workers.attention import AttentionBackend, select_backend
-from workers.kernels import Kernels
+from workers.kernels.base import Kernels
 from workers.kernels.native import NativeKernels
 from workers.kernels.torch_kernels import TorchKernels
 from workers.models import DecoderModel, load_model, read_model_config
@@ -129,7 +129,7 @@ def test_a_model_runs_without_transformers() -> None:
         "import torch\n"
         "from workers.models import load_model\n"
         "from workers.attention import select_backend\n"
-        "from workers.kernels import select_kernels\n"
+        "from workers.kernels.selection import select_kernels\n"
         "from workers.tensor_parallel import TensorParallel\n"
         "cpu = torch.device('cpu')\n"
         f"m = load_model({tiny_model('qwen3')!r}, TensorParallel(), cpu, torch.float32,"

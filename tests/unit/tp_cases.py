@@ -6,7 +6,7 @@ import torch
 from paged_batches import chunked_logits
 
 from workers.attention import select_backend
-from workers.kernels import select_kernels
+from workers.kernels.selection import select_kernels
 from workers.models import load_model, read_model_config
 from workers.tensor_parallel import TensorParallel
 

@@ -1,41 +1,4 @@
 """What a layer computes: in plain torch, or in C++ compiled for this machine's processor.
 
-It knows tensors, and neither models nor requests.
+It knows tensors, and neither models nor requests. Importing this package, or `build`, does not load torch.
 """
-
-import logging
-
-import torch
-
-from workers.kernels.base import AddNorm, Kernels, Product
-from workers.kernels.torch_kernels import TorchKernels
-
-logger = logging.getLogger(__name__)
-
-__all__ = ["AddNorm", "Kernels", "Product", "select_kernels", "set_num_threads"]
-
-
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The native kernels where they can run, else torch's; the log says why."""
-    if device.type != "cpu":
-        return TorchKernels()
-    from workers.kernels.build import BuildError
-    from workers.kernels.native import NativeKernels
-
-    try:
-        return NativeKernels(dtype)
-    except (ValueError, OSError, BuildError) as error:
-        logger.warning("kernels in plain torch, which are slower: %s", error)
-        return TorchKernels()
-
-
-def set_num_threads(count: int) -> None:
-    """How many threads of this process compute, torch's own included."""
-    torch.set_num_threads(count)
-    from workers.kernels.build import BuildError
-    from workers.kernels.library import library
-
-    try:
-        library().set_num_threads(count)
-    except (OSError, BuildError):
-        return  # `select_kernels` says why

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from workers.attention.base import AttentionBackend
-from workers.kernels import Kernels
+from workers.kernels.base import Kernels
 from workers.model_config import ModelConfig
 from workers.models.decoder import DecoderModel
 from workers.tensor_parallel import TensorParallel

@@ -11,7 +11,7 @@ import torch
 
 from workers.attention.base import AttentionBackend
 from workers.attention.metadata import AttentionMetadata
-from workers.kernels import AddNorm, Kernels, Product
+from workers.kernels.base import AddNorm, Kernels, Product
 from workers.layers import RowParallelLinear, VocabEmbedding
 from workers.model_config import ModelConfig
 from workers.partition import Partition, even_slice, partition
