@@ -1,0 +1,115 @@
+"""Linear layers in bfloat16 on packed weights: as fast as memory for few rows, as arithmetic for many.
+
+A row's result depends neither on how many rows there are nor on what the others hold, to the bit: every output is
+summed in float32 over the inputs in their order, whatever the batch. Greedy tokens are the same alone and batched.
+"""
+
+import mmap
+
+import torch
+
+from workers.kernels.library import POINTER, SIZE, library
+
+_LANES = 16
+"""Outputs of one block of packed weights, the last one padded with zeros."""
+_PAIR = 2
+"""Inputs that are multiplied by one instruction; an odd number of them is padded with a zero."""
+_ALIGNMENT = 64
+_CHUNK_BYTES = 64 << 20
+
+
+def supports(dtype: torch.dtype) -> bool:
+    """Whether the packed layers are for this dtype and this processor: bfloat16 with its dot product in hardware."""
+    return dtype == torch.bfloat16 and bool(library().function("has_bf16_dot")())
+
+
+class PackedLinear:
+    """y = x W^T + b. Holds the packed weights only."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """weight [out, in] and bias [out], bfloat16 on the CPU. Raises ValueError for anything else."""
+        self.out_features, self.in_features = _check(weight)
+        if bias is not None and (bias.shape != (self.out_features,) or bias.dtype != torch.bfloat16):
+            raise ValueError(f"the bias of {self.out_features} outputs is {bias.dtype} {list(bias.shape)}")
+        self._packed = _pack(weight, None)
+        self._weights = self._packed.data_ptr()
+        # Bias that an owner changes later is not seen, as weights that he changes are not.
+        self._bias = None if bias is None else bias.clone(memory_format=torch.contiguous_format)
+        self._bias_address = None if self._bias is None else self._bias.data_ptr()
+        self._multiply = library().function("linear_bf16", POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in], bfloat16, whose rows may lie apart -> [rows, out]."""
+        rows, size = x.shape
+        if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
+            raise ValueError(_wrong_input(x, self.in_features))
+        out = torch.empty((rows, self.out_features), dtype=torch.bfloat16)
+        self._multiply(
+            x.data_ptr(), x.stride(0), self._weights, self._bias_address, out.data_ptr(), rows, size, self.out_features
+        )
+        return out
+
+
+class PackedGatedLinear:
+    """silu(x G^T) * (x U^T), computed in float32 and rounded once. Holds the packed weights only."""
+
+    def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
+        """gate and up [out, in], bfloat16 on the CPU. Raises ValueError for anything else."""
+        self.out_features, self.in_features = _check(gate)
+        if _check(up) != (self.out_features, self.in_features):
+            raise ValueError(f"gate is {list(gate.shape)} and up {list(up.shape)}")
+        self._packed = _pack(gate, up)
+        self._weights = self._packed.data_ptr()
+        self._multiply = library().function("gated_linear_bf16", POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, SIZE)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, in], bfloat16, whose rows may lie apart -> [rows, out]."""
+        rows, size = x.shape
+        if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
+            raise ValueError(_wrong_input(x, self.in_features))
+        out = torch.empty((rows, self.out_features), dtype=torch.bfloat16)
+        self._multiply(x.data_ptr(), x.stride(0), self._weights, out.data_ptr(), rows, size, self.out_features)
+        return out
+
+
+def _check(weight: torch.Tensor) -> tuple[int, int]:
+    """(out, in) of a weight that can be packed."""
+    if weight.dim() != 2 or weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not weight.numel():
+        raise ValueError(f"cannot pack a weight of {weight.dtype} {list(weight.shape)} on {weight.device}")
+    return weight.shape[0], weight.shape[1]
+
+
+def _wrong_input(x: torch.Tensor, in_features: int) -> str:
+    return f"{x.dtype} {list(x.shape)} with strides {x.stride()} for a layer of {in_features} inputs"
+
+
+def _pack(weight: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+    out, size = weight.shape
+    parts = 1 if up is None else 2
+    packed = _memory.take(-(-out // _LANES) * _LANES * -(-size // _PAIR) * _PAIR * parts * weight.element_size())
+    weight = weight.contiguous()
+    up = None if up is None else up.contiguous()
+    pack = library().function("linear_pack_bf16", POINTER, POINTER, POINTER, SIZE, SIZE)
+    pack(weight.data_ptr(), None if up is None else up.data_ptr(), packed.data_ptr(), size, out)
+    return packed
+
+
+class _HugePages:
+    """Memory in pages of 2 MiB where the system has them. With pages of 4 KiB the search for their addresses takes
+    up to half of the time that reading the weights takes. A chunk is freed with the last tensor in it."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> torch.Tensor:
+        """`size` bytes, aligned to 64, as zeros."""
+        if size > len(self._free):
+            pages = mmap.mmap(-1, max(size, _CHUNK_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+            self._free = torch.frombuffer(pages, dtype=torch.uint8)
+        taken, self._free = self._free[:size], self._free[-(-size // _ALIGNMENT) * _ALIGNMENT :]
+        return taken
+
+
+_memory = _HugePages()
