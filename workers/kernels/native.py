@@ -9,6 +9,7 @@ import torch
 
 from workers.kernels.base import AddNorm, Product
 from workers.kernels.library import FLOAT, POINTER, SIZE, SUFFIXES, library
+from workers.kernels.linear import PackedGatedLinear, PackedLinear, supports
 from workers.kernels.torch_kernels import TorchLinear
 
 
@@ -60,15 +61,18 @@ class NativeKernels:
         if dtype not in SUFFIXES:
             raise ValueError(f"there are no native kernels for {dtype}")
         suffix = SUFFIXES[dtype]
+        self._packs = supports(dtype)
         self._add_norm = library().function(
             "add_rms_norm" + suffix, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT
         )
         self._silu_and_mul = library().function("silu_and_mul" + suffix, POINTER, POINTER, SIZE, SIZE)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        return TorchLinear(weight, bias)
+        return PackedLinear(weight, bias) if self._packs else TorchLinear(weight, bias)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+        if self._packs and bias is None:
+            return PackedGatedLinear(*weight.chunk(2))
         return NativeGatedLinear(self.linear(weight, bias), self._silu_and_mul)
 
     def add_norm(self, weight: torch.Tensor, eps: float) -> AddNorm:
