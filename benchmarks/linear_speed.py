@@ -1,0 +1,122 @@
+"""Our bfloat16 linear layers against F.linear and oneDNN with packed weights, on SmolLM2-135M's shapes.
+
+The floor of a pass over all layers is the larger of the time its weights take at the read bandwidth measured
+here and the time its multiplications take at the rate of torch's product of two 2048 x 2048 matrices. Ours
+includes the activation between gate and up, the others' does not. Every line is a median, and the contenders
+take turns. The floor is measured in the same minute as a line: memory is shared with other machines.
+
+    python -m benchmarks linear_speed --rows 1 --rows 16
+"""
+
+import argparse
+import mmap
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.summary import table
+from workers.kernels.library import library
+from workers.kernels.linear import PackedGatedLinear, PackedLinear, supports
+
+HIDDEN, FFN, QKV, VOCAB, NUM_LAYERS = 576, 1536, 960, 49152, 30
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+REPEATS = 11
+READ_BYTES = 128 << 20
+MATRIX = 2048
+DTYPE = torch.bfloat16
+
+Layer = Callable[[torch.Tensor], torch.Tensor]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a line for each number of rows: of all layers without the head, and of the head."""
+    parser = argparse.ArgumentParser("linear_speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, action="append", help=f"by default each of {ROWS}")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    options = parser.parse_args(argv)
+    if not supports(DTYPE):
+        print("this processor has no dot product of bfloat16: the packed layers are not used on it")
+        return 0
+    torch.set_num_threads(options.threads)
+    library().set_num_threads(options.threads)
+    with torch.inference_mode():
+        for name, shapes in (
+            ("layers", [(QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN)] * NUM_LAYERS),
+            ("head", [(VOCAB, HIDDEN)]),
+        ):
+            weights = [torch.randn(shape, dtype=DTYPE) / shape[1] ** 0.5 for shape in shapes]
+            lines = [_line(weights, rows, options.repeats) for rows in options.rows or ROWS]
+            header = [name, "ours ms", "F.linear", "oneDNN", "floor", "ours / floor", "GB/s", "GFLOP/s"]
+            print(table(header, lines), end="\n\n", flush=True)
+    return 0
+
+
+def _line(weights: list[torch.Tensor], rows: int, repeats: int) -> list[str]:
+    num_weights = sum(weight.numel() for weight in weights)
+    inputs = {size: torch.randn(rows, size, dtype=DTYPE) for size in {weight.shape[1] for weight in weights}}
+    contenders = [
+        _pass([make(weight, rows) for weight in weights], weights, inputs) for make in (_ours, _torch, _onednn)
+    ]
+    read, multiply = _reading(), _multiplying()
+    runs = [*contenders, read, multiply]
+    for run in runs:
+        run()
+    seconds = [[_seconds(run) for run in runs] for _ in range(repeats)]
+    ours, plain, onednn, reading, multiplying = (statistics.median(column) for column in zip(*seconds, strict=True))
+    moved, flops = 2 * num_weights, 2 * num_weights * rows
+    floor = max(moved * reading / READ_BYTES, flops * multiplying / (2 * MATRIX**3))
+    times = [f"{value * 1e3:.2f}" for value in (ours, plain, onednn, floor)]
+    return [f"M={rows}", *times, f"{ours / floor:.2f}", f"{moved / ours / 1e9:.1f}", f"{flops / ours / 1e9:.0f}"]
+
+
+def _pass(layers: list[Layer], weights: list[torch.Tensor], inputs: dict[int, torch.Tensor]) -> Callable[[], None]:
+    calls = [(layer, inputs[weight.shape[1]]) for layer, weight in zip(layers, weights, strict=True)]
+
+    def run() -> None:
+        for layer, x in calls:
+            layer(x)
+
+    return run
+
+
+def _ours(weight: torch.Tensor, rows: int) -> Layer:
+    if weight.shape[0] == 2 * FFN:
+        return PackedGatedLinear(*weight.chunk(2))
+    return PackedLinear(weight)
+
+
+def _torch(weight: torch.Tensor, rows: int) -> Layer:
+    return lambda x: F.linear(x, weight)
+
+
+def _onednn(weight: torch.Tensor, rows: int) -> Layer:
+    """As torch.compile packs weights when they are frozen; these operators have no public name."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+
+def _reading() -> Callable[[], None]:
+    pages = mmap.mmap(-1, READ_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(pages, dtype=torch.float32).fill_(1)
+    return lambda: memory.sum() and None
+
+
+def _multiplying() -> Callable[[], None]:
+    a = torch.randn(MATRIX, MATRIX, dtype=DTYPE)
+    return lambda: torch.mm(a, a) is None
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())
