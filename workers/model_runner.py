@@ -8,6 +8,7 @@ host, because the mirror already holds them on the device.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from scheduler.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from workers.attention.metadata import AttentionMetadata
 from workers.batch import Batch, RowSet, build
 from workers.device import HostCopies, to_device
+from workers.kernels.sampling import sampling_kernels
 from workers.logprobs import LogprobTensors, compute_logprobs, concatenate
 from workers.request_state import RequestState
 from workers.sampler import SampledTokens, row_groups, sample
@@ -40,15 +42,6 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTensors:
-    """What the rows in `Batch.prompt_rows` say of the prompt tokens after them."""
-
-    logprobs: LogprobTensors
-    finite: torch.Tensor
-    """[rows] bool"""
-
-
-@dataclass(frozen=True, slots=True)
 class PendingStep:
     """A launched step whose values are on their way to the host: read them once `copies` has been waited for."""
 
@@ -56,7 +49,8 @@ class PendingStep:
     batch: Batch
     sampled: SampledTokens | None
     """None: no request samples."""
-    prompt: PromptTensors | None
+    prompt: LogprobTensors | None
+    """What the rows in `batch.prompt_rows` say of the prompt tokens after them."""
     copies: HostCopies
     started: float
     """time.perf_counter() at launch."""
@@ -77,6 +71,7 @@ class ModelRunner:
         self._state = state
         self._shards = shards
         self._device = state.token_ids.device
+        self._sampling_kernels = sampling_kernels(self._device)
         self._last_collected = 0.0
 
     @torch.inference_mode()
@@ -88,14 +83,14 @@ class ModelRunner:
         self._state.apply_plan(plan)
         batch = build(plan, self._state)
         hidden = self._model.forward(batch.input_ids, batch.positions, self._kv_caches, batch.metadata)
-        prompt = self._prompt_tensors(hidden, batch.prompt_rows) if len(batch.prompt_rows) else None
+        prompt = self._prompt_logprobs(hidden, batch.prompt_rows) if len(batch.prompt_rows) else None
         sampled = self._sample(hidden, batch.sampling_rows) if len(batch.sampling_rows) else None
         self._state.apply_result(batch.slots, batch.seq_lens)
         copies = HostCopies(self._device)
         if sampled is not None:
             sampled = sampled.map(copies.add)
         if prompt is not None:
-            prompt = PromptTensors(prompt.logprobs.map(copies.add), copies.add(prompt.finite))
+            prompt = prompt.map(copies.add)
         copies.seal()
         return PendingStep(plan, batch, sampled, prompt, copies, started)
 
@@ -123,20 +118,21 @@ class ModelRunner:
         return self._model.compute_logits(hidden[to_device(rows.rows, self._device)])
 
     def _sample(self, hidden: torch.Tensor, rows: RowSet) -> SampledTokens:
-        sampled = sample(self._logits(hidden, rows), rows, self._state, self._shards)
+        sampled = sample(self._logits(hidden, rows), rows, self._state, self._shards, self._sampling_kernels)
         self._state.place_sampled(rows.slots, rows.context_lens, sampled.token_ids)
         return sampled
 
-    def _prompt_tensors(self, hidden: torch.Tensor, rows: RowSet) -> PromptTensors:
+    def _prompt_logprobs(self, hidden: torch.Tensor, rows: RowSet) -> LogprobTensors:
         """The row of a prompt token scores the next one, which is known: no hidden state outlives its step."""
         most = int(self._state.sampling.num_prompt_logprobs[rows.slots].max())
-        parts, finite = [], []
+        parts = []
         for index in row_groups(np.arange(len(rows)), self._shards.vocab_size):
             group = rows.select(index)
-            logits = self._shards.gather(self._logits(hidden, group)).float()
-            finite.append(logits.amax(dim=1).isfinite())
-            parts.append(compute_logprobs(logits, self._state.tokens_at(group.slots, group.context_lens), most))
-        return PromptTensors(concatenate(parts), torch.cat(finite))
+            logits = self._shards.gather(self._logits(hidden, group))
+            token_ids = self._state.tokens_at(group.slots, group.context_lens)
+            every_row = np.arange(len(group))
+            parts.append(compute_logprobs(logits, every_row, token_ids, most, self._sampling_kernels))
+        return concatenate(parts)
 
     def _report_samples(
         self, pending: PendingStep, errors: dict[str, str]
@@ -145,30 +141,32 @@ class ModelRunner:
         logprobs_of: dict[str, list[TokenLogprobs]] = {}
         if pending.sampled is None:
             return tokens_of, logprobs_of
-        batch = pending.batch
-        token_ids, finite = pending.sampled.token_ids.tolist(), pending.sampled.finite.tolist()
-        logprob_index = {int(row): index for index, row in enumerate(pending.sampled.logprob_rows)}
+        batch, sampled = pending.batch, pending.sampled
+        requests = batch.sampling_rows.requests.tolist()
+        token_ids, finite = sampled.token_ids.tolist(), sampled.finite.tolist()
+        logprob_of_row: dict[int, TokenLogprobs] = {}
+        if sampled.logprobs is not None:
+            num_top = batch.num_logprobs[batch.sampling_rows.requests[sampled.logprob_rows]].tolist()
+            entries = sampled.logprobs.to_list(num_top)
+            logprob_of_row = dict(zip(sampled.logprob_rows.tolist(), entries, strict=True))
         verified: list[int] = []
         num_accepted: list[int] = []
         start = 0
-        for request in np.unique(batch.sampling_rows.requests).tolist():
-            request_id = batch.request_ids[request]
-            drafts = pending.plan.spec_token_ids.get(request_id, [])
+        while start < len(requests):
+            request_id = batch.request_ids[requests[start]]
+            drafts = pending.plan.spec_token_ids.get(request_id, ())
             accepted = count_accepted(drafts, token_ids[start : start + len(drafts)])
-            used = range(start, start + accepted + 1)
-            start += len(drafts) + 1
             if drafts:
-                verified.append(request)
+                verified.append(requests[start])
                 num_accepted.append(accepted)
-            if not all(finite[row] for row in used):
+            used = slice(start, start + accepted + 1)
+            if not all(finite[used]):
                 errors[request_id] = "the model's logits are not finite"
-                continue
-            tokens_of[request_id] = [token_ids[row] for row in used]
-            if pending.sampled.logprobs is not None and used.start in logprob_index:
-                num_top = int(batch.num_logprobs[request])
-                logprobs_of[request_id] = [
-                    pending.sampled.logprobs.token_logprobs(logprob_index[row], num_top) for row in used
-                ]
+            else:
+                tokens_of[request_id] = token_ids[used]
+                if start in logprob_of_row:
+                    logprobs_of[request_id] = [logprob_of_row[row] for row in range(used.start, used.stop)]
+            start += len(drafts) + 1
         if verified:
             self._state.apply_accepted(batch.slots[verified], batch.stays[verified], np.array(num_accepted, np.int64))
         return tokens_of, logprobs_of
@@ -178,16 +176,16 @@ class ModelRunner:
         if pending.prompt is None:
             return logprobs_of
         batch, rows = pending.batch, pending.batch.prompt_rows
-        finite = pending.prompt.finite.numpy()
-        for request in np.unique(rows.requests).tolist():
-            request_id = batch.request_ids[request]
-            of_request = np.flatnonzero(rows.requests == request)
-            if not finite[of_request].all():
+        finite = ~pending.prompt.logprobs.isnan().numpy()
+        entries = pending.prompt.to_list(batch.num_prompt_logprobs[rows.requests].tolist())
+        # Rows are grouped by request.
+        starts = np.flatnonzero(np.diff(rows.requests, prepend=-1)).tolist()
+        for start, end in pairwise((*starts, len(rows))):
+            request_id = batch.request_ids[rows.requests[start]]
+            if finite[start:end].all():
+                logprobs_of[request_id] = PromptLogprobs(int(rows.context_lens[start]), entries[start:end])
+            else:
                 errors[request_id] = "the model's logits are not finite"
-                continue
-            num_top = int(batch.num_prompt_logprobs[request])
-            tokens = [pending.prompt.logprobs.token_logprobs(int(row), num_top) for row in of_request]
-            logprobs_of[request_id] = PromptLogprobs(int(rows.context_lens[of_request[0]]), tokens)
         return logprobs_of
 
 

@@ -1,4 +1,4 @@
-"""Changes to logits before temperature: biases, masked stop tokens, penalties for repeating."""
+"""Changes to logits before temperature: biases, forbidden stop tokens, penalties for repeating."""
 
 from dataclasses import dataclass
 
@@ -8,47 +8,59 @@ import torch
 from workers.batch import RowSet
 from workers.device import to_device
 from workers.request_state import RequestState
+from workers.sampling_table import FloatArray, IntArray
 
 
 def adjust_logits(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
     """Everything that changes logits before temperature, on float32 logits [rows, vocab], in place."""
-    apply_bias(logits, rows, state)
-    mask_stop_tokens(logits, rows, state)
+    additions = find_additions(rows, state)
+    if additions is not None:
+        index = to_device(additions.rows, logits.device), to_device(additions.token_ids, logits.device)
+        logits.index_put_(index, to_device(additions.values, logits.device), accumulate=True)
     penalized = np.flatnonzero(state.sampling.has_penalties[rows.slots])
     if len(penalized):
-        index = to_device(penalized, logits.device)
-        changed = logits[index]
+        index_rows = to_device(penalized, logits.device)
+        changed = logits[index_rows]
         apply_penalties(changed, rows.select(penalized), state)
-        logits[index] = changed
+        logits[index_rows] = changed
 
 
-def apply_bias(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
-    """Add each row's logit_bias to logits [rows, vocab], in place."""
-    entries = [
-        (row, token_id, bias)
-        for row, slot in enumerate(rows.slots.tolist())
-        for token_id, bias in state.sampling.logit_bias[slot]
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Numbers added to single logits; every array is [number of them]."""
+
+    rows: IntArray
+    """Ascending."""
+    token_ids: IntArray
+    values: FloatArray
+
+    def by_row(self, num_rows: int) -> tuple[IntArray, IntArray, FloatArray]:
+        """(where those of each row begin and the last one's end [num_rows + 1], token_ids, values)."""
+        starts = np.searchsorted(self.rows, np.arange(num_rows + 1))
+        return starts, self.token_ids, self.values
+
+
+def find_additions(rows: RowSet, state: RequestState) -> Additions | None:
+    """Each row's logit_bias, and -inf for its stop_token_ids where fewer than min_tokens were generated; None
+    where no row has any.
+    """
+    table = state.sampling
+    unfinished = state.output_positions(rows.slots, rows.context_lens) < table.min_tokens[rows.slots]
+    parts = [
+        (row, table.bias_ids[rows.slots[row]], table.biases[rows.slots[row]])
+        for row in np.flatnonzero(table.has_bias[rows.slots])
     ]
-    if entries:
-        index_rows, token_ids, biases = zip(*entries, strict=True)
-        index = to_device(np.array((index_rows, token_ids), np.int64), logits.device)
-        values = to_device(np.array(biases, np.float32), logits.device)
-        logits.index_put_((index[0], index[1]), values, accumulate=True)
-
-
-def mask_stop_tokens(logits: torch.Tensor, rows: RowSet, state: RequestState) -> None:
-    """Forbid stop_token_ids in logits [rows, vocab], in place, where fewer than min_tokens were generated."""
-    output_positions = state.output_positions(rows.slots, rows.context_lens)
-    entries = [
-        (row, token_id)
-        for row, (slot, position) in enumerate(zip(rows.slots.tolist(), output_positions.tolist(), strict=True))
-        if position < state.sampling.min_tokens[slot]
-        for token_id in state.sampling.stop_token_ids[slot]
-    ]
-    if entries:
-        index = to_device(np.array(entries, np.int64), logits.device)
-        # A plain -inf would be copied from the host, and the host would wait for it.
-        logits.index_put_((index[:, 0], index[:, 1]), logits.new_full((), -torch.inf))
+    for row in np.flatnonzero(unfinished):
+        stop_ids = table.stop_token_ids[rows.slots[row]]
+        parts.append((row, stop_ids, np.full(len(stop_ids), -np.inf, np.float32)))
+    if not parts:
+        return None
+    parts.sort(key=lambda part: part[0])
+    row_numbers, token_ids, values = zip(*parts, strict=True)
+    counts = [len(ids) for ids in token_ids]
+    return Additions(
+        np.repeat(np.array(row_numbers, np.int64), counts), np.concatenate(token_ids), np.concatenate(values)
+    )
 
 
 @dataclass(frozen=True, slots=True)

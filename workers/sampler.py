@@ -12,18 +12,16 @@ import torch
 
 from workers.batch import RowSet
 from workers.device import to_device
+from workers.draws import choose
+from workers.kernels.sampling import SamplingKernels
 from workers.logprobs import LogprobTensors, compute_logprobs, concatenate
-from workers.noise import gumbel_noise
-from workers.penalties import adjust_logits
-from workers.ranking import rank
+from workers.penalties import find_additions
 from workers.request_state import RequestState
-from workers.sampling_table import IntArray, SamplingTable
+from workers.sampling_table import IntArray
 from workers.vocab import VocabShards
 
 GROUP_ELEMENTS = 1 << 22
 """Most logits of whole rows at once: what a row needs beside them is several times as large."""
-CPU_CANDIDATES = 1024
-"""Best tokens that a CPU ranks before it ranks a whole row: sorting a vocabulary takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +43,20 @@ class SampledTokens:
         return SampledTokens(function(self.token_ids), function(self.finite), logprobs, self.logprob_rows)
 
 
-def sample(local_logits: torch.Tensor, rows: RowSet, state: RequestState, shards: VocabShards) -> SampledTokens:
-    """local_logits: [rows, this rank's vocabulary], any float dtype, raw.
+def sample(
+    local_logits: torch.Tensor, rows: RowSet, state: RequestState, shards: VocabShards, kernels: SamplingKernels | None
+) -> SampledTokens:
+    """local_logits: [rows, this rank's vocabulary], any float dtype, raw. Without kernels in plain torch.
 
     Rows that need no more than the largest logit gather two numbers from each rank, the others all logits.
     """
+    table = state.sampling
+    most_logprobs = int(table.num_logprobs[rows.slots].max(initial=-1))
+    if kernels is not None and shards.is_whole:
+        # One pass of a row through the cache, whatever it needs.
+        return _sample_whole(local_logits, rows, state, most_logprobs, kernels)
     device = local_logits.device
-    output_positions = state.output_positions(rows.slots, rows.context_lens)
-    whole = state.sampling.needs_distribution(rows.slots, output_positions)
+    whole = table.needs_distribution(rows.slots, state.output_positions(rows.slots, rows.context_lens))
     greedy_rows, whole_rows = np.flatnonzero(~whole), np.flatnonzero(whole)
     token_ids = torch.zeros(len(rows), dtype=torch.int64, device=device)
     finite = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -61,25 +65,16 @@ def sample(local_logits: torch.Tensor, rows: RowSet, state: RequestState, shards
         largest, best_ids = shards.argmax(local_logits if not len(whole_rows) else local_logits[index])
         finite[index] = largest.isfinite()
         token_ids[index] = best_ids
-    logprob_rows, logprobs = [], []
-    most_logprobs = int(state.sampling.num_logprobs[rows.slots].max(initial=0))
+    logprob_rows, logprobs = [np.zeros(0, np.int64)], []
     for group in row_groups(whole_rows, shards.vocab_size):
         index = to_device(group, device)
-        logits = shards.gather(local_logits[index]).float()
-        finite[index] = logits.amax(dim=1).isfinite()
-        chosen = _choose(logits.clone(), rows.select(group), output_positions[group], state)
-        token_ids[index] = chosen
-        wanted = np.flatnonzero(state.sampling.num_logprobs[rows.slots[group]] >= 0)
-        if len(wanted):
-            picked = to_device(wanted, device)
-            logprobs.append(compute_logprobs(logits[picked], chosen[picked], most_logprobs))
-            logprob_rows.append(group[wanted])
-    return SampledTokens(
-        token_ids,
-        finite,
-        concatenate(logprobs) if logprobs else None,
-        np.concatenate(logprob_rows) if logprob_rows else np.zeros(0, np.int64),
-    )
+        logits = shards.gather(local_logits[index])
+        sampled = _sample_whole(logits, rows.select(group), state, most_logprobs, kernels)
+        token_ids[index], finite[index] = sampled.token_ids, sampled.finite
+        if sampled.logprobs is not None:
+            logprobs.append(sampled.logprobs)
+            logprob_rows.append(group[sampled.logprob_rows])
+    return SampledTokens(token_ids, finite, concatenate(logprobs) if logprobs else None, np.concatenate(logprob_rows))
 
 
 def row_groups(rows: IntArray, vocab_size: int) -> list[IntArray]:
@@ -88,101 +83,31 @@ def row_groups(rows: IntArray, vocab_size: int) -> list[IntArray]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _choose(logits: torch.Tensor, rows: RowSet, output_positions: IntArray, state: RequestState) -> torch.Tensor:
-    """Tokens [rows] from whole float32 logits, which it overwrites."""
+def _sample_whole(
+    logits: torch.Tensor, rows: RowSet, state: RequestState, most_logprobs: int, kernels: SamplingKernels | None
+) -> SampledTokens:
+    """From logits [rows, vocab] of any float dtype, raw; with `most_logprobs` columns of best tokens."""
     table = state.sampling
-    adjust_logits(logits, rows, state)
-    token_ids = logits.argmax(dim=1)
-    random = np.flatnonzero(table.temperature[rows.slots] > 0)
-    if len(random):
-        index = to_device(random, logits.device)
-        token_ids[index] = _draw(logits[index], rows.slots[random], output_positions[random], table)
-    return token_ids
-
-
-def _draw(logits: torch.Tensor, slots: IntArray, output_positions: IntArray, table: SamplingTable) -> torch.Tensor:
-    """Random tokens [rows]: temperature, then top_k, top_p and min_p, each on what the one before it left."""
-    device = logits.device
-    temperature = to_device(table.temperature[slots], device).unsqueeze(1)
-    scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperature  # at most 0: no overflow, however cold
-    truncated = (table.top_k[slots] > 0) | (table.top_p[slots] < 1)
-    token_ids = torch.zeros(len(slots), dtype=torch.int64, device=device)
-    for part, draw in ((np.flatnonzero(~truncated), _draw_from_all), (np.flatnonzero(truncated), _draw_truncated)):
-        if len(part):
-            index = to_device(part, device)
-            token_ids[index] = draw(scaled[index], slots[part], output_positions[part], table)
-    return token_ids
-
-
-def _draw_from_all(
-    scaled: torch.Tensor, slots: IntArray, output_positions: IntArray, table: SamplingTable
-) -> torch.Tensor:
-    every_id = torch.arange(scaled.shape[1], device=scaled.device).unsqueeze(0)
-    kept = scaled >= _min_p_floor(slots, table, scaled.device)
-    return _gumbel_max(scaled, kept, every_id, slots, output_positions, table)
-
-
-def _draw_truncated(
-    scaled: torch.Tensor, slots: IntArray, output_positions: IntArray, table: SamplingTable
-) -> torch.Tensor:
-    """Rank few candidates first; where they may not be enough, rank the whole row."""
-    device, vocab_size = scaled.device, scaled.shape[1]
-    token_ids = torch.zeros(len(slots), dtype=torch.int64, device=device)
-    pending = np.arange(len(slots))
-    # A GPU sorts quickly, and asking whether the candidates were enough would make it wait for the host.
-    count = vocab_size if device.type == "cuda" else min(CPU_CANDIDATES, vocab_size)
-    while len(pending):
-        # top_p takes its share of all that top_k leaves, so all of that must be among the candidates.
-        ready = pending[(table.top_k[slots[pending]] <= count) | (count == vocab_size)]
-        pending = np.setdiff1d(pending, ready)
-        index = to_device(ready, device)
-        values = scaled[index]
-        ranked, candidate_ids = rank(values, count)
-        kept = _truncate(ranked, values, slots[ready], table)
-        token_ids[index] = _gumbel_max(ranked, kept, candidate_ids, slots[ready], output_positions[ready], table)
-        if count < vocab_size:
-            # What is kept is a prefix of the ranking. Where it reaches the last candidate it may go on behind it.
-            pending = np.concatenate((pending, ready[kept[:, -1].numpy()]))
-        count = vocab_size
-    return token_ids
-
-
-def _truncate(ranked: torch.Tensor, scaled: torch.Tensor, slots: IntArray, table: SamplingTable) -> torch.Tensor:
-    """Which of the ranked candidates top_k, top_p and min_p keep: bool [rows, candidates].
-
-    top_p keeps the fewest best tokens that together have at least its share of what top_k left, as in
-    Hugging Face transformers. Sums are in float64, over the same values however many candidates there are.
-    """
-    device = ranked.device
-    order = torch.arange(ranked.shape[1], device=device)
-    limits = np.where(table.top_k[slots] > 0, table.top_k[slots], scaled.shape[1])
-    in_top_k = order < to_device(limits, device).unsqueeze(1)
-    weights = torch.where(in_top_k, ranked.exp(), 0.0).double()
-    all_weights = scaled.exp().sum(dim=1, dtype=torch.float64)
-    total = torch.where(to_device(table.top_k[slots] > 0, device), weights.sum(dim=1), all_weights).unsqueeze(1)
-    before = weights.cumsum(dim=1) - weights
-    top_p = to_device(table.top_p[slots], device).unsqueeze(1)
-    # The sum may round to the total before the last token; with top_p 1 every token counts all the same.
-    in_top_p = (before < top_p * total) | (top_p >= 1)
-    return in_top_k & in_top_p & (ranked >= _min_p_floor(slots, table, device))
-
-
-def _min_p_floor(slots: IntArray, table: SamplingTable, device: torch.device) -> torch.Tensor:
-    """Smallest scaled logit that min_p keeps, [rows, 1]: the best token's is 0, so this is log(min_p)."""
-    return to_device(table.min_p[slots], device).unsqueeze(1).log()
-
-
-def _gumbel_max(
-    values: torch.Tensor,
-    kept: torch.Tensor,
-    candidate_ids: torch.Tensor,
-    slots: IntArray,
-    output_positions: IntArray,
-    table: SamplingTable,
-) -> torch.Tensor:
-    """A draw [rows] from the softmax of the kept values; all tensors [rows, candidates], ids maybe [1, candidates]."""
-    device = values.device
-    noise = gumbel_noise(to_device(table.seed[slots], device), to_device(output_positions, device), candidate_ids)
-    noisy = noise.add_(values).masked_fill_(~kept, -torch.inf)
-    best = noisy.argmax(dim=1, keepdim=True)
-    return candidate_ids.expand(len(slots), -1).gather(1, best).squeeze(1)
+    output_positions = state.output_positions(rows.slots, rows.context_lens)
+    if kernels is not None:
+        additions = find_additions(rows, state)
+        token_ids, finite = kernels.sample(
+            logits,
+            table.parameters,
+            rows.slots,
+            state.token_ids,
+            rows.context_lens,
+            output_positions,
+            None if additions is None else additions.by_row(len(rows)),
+        )
+    else:
+        values = logits.to(torch.float32, copy=True)
+        finite = values.amax(dim=1).isfinite()
+        token_ids = choose(values, rows, output_positions, state)
+    if most_logprobs < 0:
+        return SampledTokens(token_ids, finite, None, np.zeros(0, np.int64))
+    wanted = np.flatnonzero(table.num_logprobs[rows.slots] >= 0)
+    if not len(wanted):
+        return SampledTokens(token_ids, finite, None, wanted)
+    chosen = token_ids[to_device(wanted, logits.device)]
+    return SampledTokens(token_ids, finite, compute_logprobs(logits, wanted, chosen, most_logprobs, kernels), wanted)

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.sampling_params import SamplingParams
+from workers.kernels.sampling import PARAMETERS
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -18,16 +19,20 @@ class SamplingTable:
     """Arrays of shape [num_slots]; a step picks its rows from them by slot."""
 
     def __init__(self, num_slots: int) -> None:
-        self.temperature: FloatArray = np.zeros(num_slots, np.float32)
-        self.top_k: IntArray = np.zeros(num_slots, np.int64)
+        self.parameters = np.zeros(num_slots, PARAMETERS)
+        """What the draw itself depends on, side by side; the arrays of single parameters are views of it."""
+        self.temperature: FloatArray = self.parameters["temperature"]
+        self.top_k: IntArray = self.parameters["top_k"]
         """0 is off, as in SamplingParams."""
-        self.top_p: DoubleArray = np.ones(num_slots, np.float64)
-        self.min_p: DoubleArray = np.zeros(num_slots, np.float64)
-        self.repetition_penalty: FloatArray = np.ones(num_slots, np.float32)
-        self.presence_penalty: FloatArray = np.zeros(num_slots, np.float32)
-        self.frequency_penalty: FloatArray = np.zeros(num_slots, np.float32)
-        self.seed: IntArray = np.zeros(num_slots, np.int64)
+        self.top_p: DoubleArray = self.parameters["top_p"]
+        self.min_p: DoubleArray = self.parameters["min_p"]
+        self.repetition_penalty: FloatArray = self.parameters["repetition_penalty"]
+        self.presence_penalty: FloatArray = self.parameters["presence_penalty"]
+        self.frequency_penalty: FloatArray = self.parameters["frequency_penalty"]
+        self.seed: IntArray = self.parameters["seed"]
         """The unsigned 64-bit seed's bits as a signed integer."""
+        self.top_p[:] = 1.0
+        self.repetition_penalty[:] = 1.0
         self.min_tokens: IntArray = np.zeros(num_slots, np.int64)
         """0 also where there is nothing to mask."""
         self.num_logprobs: IntArray = np.full(num_slots, -1, np.int64)
@@ -35,8 +40,10 @@ class SamplingTable:
         self.num_prompt_logprobs: IntArray = np.full(num_slots, -1, np.int64)
         self.has_penalties: BoolArray = np.zeros(num_slots, np.bool_)
         self.has_bias: BoolArray = np.zeros(num_slots, np.bool_)
-        self.stop_token_ids: list[tuple[int, ...]] = [()] * num_slots
-        self.logit_bias: list[tuple[tuple[int, float], ...]] = [()] * num_slots
+        self.stop_token_ids: list[IntArray] = [np.zeros(0, np.int64)] * num_slots
+        self.bias_ids: list[IntArray] = [np.zeros(0, np.int64)] * num_slots
+        self.biases: list[FloatArray] = [np.zeros(0, np.float32)] * num_slots
+        """What is added to the logits of `bias_ids`."""
 
     def set(self, slot: int, params: SamplingParams) -> None:
         """Overwrite every parameter of a slot."""
@@ -55,8 +62,9 @@ class SamplingTable:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         self.has_bias[slot] = bool(params.logit_bias)
-        self.stop_token_ids[slot] = params.stop_token_ids
-        self.logit_bias[slot] = params.logit_bias
+        self.stop_token_ids[slot] = np.array(params.stop_token_ids, np.int64)
+        self.bias_ids[slot] = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
+        self.biases[slot] = np.array([bias for _, bias in params.logit_bias], np.float32)
 
     def needs_distribution(self, slots: IntArray, output_positions: IntArray) -> BoolArray:
         """Which rows need all their logits, not just the largest one. Both arguments and the result: [rows]."""

@@ -16,6 +16,11 @@ class VocabShards:
         self._shard_sizes = tuple(shard_sizes)
         self._first_id = sum(shard_sizes[: tensor_parallel.rank])
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds all columns."""
+        return len(self._shard_sizes) == 1
+
     def argmax(self, local_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(largest logit [rows], its token id [rows]); ties go to the lowest id. Gathers two numbers a row."""
         return self._tensor_parallel.argmax(local_logits, self._first_id)

@@ -1,0 +1,176 @@
+// One row of logits as floats in the cache, and the order of its tokens.
+#pragma once
+
+#include "simd.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+// A place in a row's ranking: largest value first, ties to the lowest id. As a limit it is the last token that is in.
+struct Place {
+    float value;
+    int32_t id;
+};
+constexpr Place NO_LIMIT = {-std::numeric_limits<float>::infinity(), std::numeric_limits<int32_t>::max()};
+
+inline bool within(Place place, Place limit) {
+    return place.value > limit.value || (place.value == limit.value && place.id <= limit.id);
+}
+
+// All bits of a lane are set where it is in.
+inline i32x16 within(f32x16 values, i32x16 ids, Place limit) {
+    return (values > limit.value) | ((values == limit.value) & (ids <= limit.id));
+}
+
+// One bit a lane, from a comparison's result.
+inline uint32_t bits_of(i32x16 mask) {
+#if defined(__AVX512DQ__)
+    return _mm512_movepi32_mask((__m512i)mask);
+#else
+    uint32_t bits = 0;
+    for (int lane = 0; lane < LANES; lane++) bits |= static_cast<uint32_t>(mask[lane] & 1) << lane;
+    return bits;
+#endif
+}
+
+class Row {
+  public:
+    // No value is NaN, and the largest is a number. What is said below of ranks and sums needs that.
+    bool finite;
+    // The first place of the ranking.
+    Place best;
+
+    float& operator[](int64_t id) { return values_[id]; }
+
+    // Calls body(first id, values, ids) for 16 tokens at a time. Behind the last token come values of -inf, which rank
+    // behind every token.
+    template <class Body>
+    void each(const Body& body) const {
+        i32x16 ids = first_ids();
+        for (int64_t id = 0; id < padded_; id += LANES, ids += LANES) body(id, at(id), ids);
+    }
+
+    template <class T>
+    void read(const T* from, int64_t size) {
+        padded_ = (size + LANES - 1) / LANES * LANES;
+        if (static_cast<int64_t>(values_.size()) < padded_) values_.resize(padded_);
+        const int64_t whole = size / LANES * LANES;
+        i32x16 unordered = {};
+        for (int64_t id = 0; id < whole; id += LANES) {
+            const f32x16 x = load(from + id);
+            unordered |= x != x;
+            store(&values_[id], x);
+        }
+        for (int64_t id = whole; id < padded_; id++) {
+            values_[id] = id < size ? to_float(from[id]) : NO_LIMIT.value;
+            unordered[0] |= -(values_[id] != values_[id]);
+        }
+        find_best();
+        finite = bits_of(unordered) == 0 && std::isfinite(best.value);
+    }
+
+    // After values were changed.
+    void find_best() {
+        f32x16 most = at(0);
+        for (int64_t id = LANES; id < padded_; id += LANES) most = maximum(most, at(id));
+        best = {largest(most), 0};
+        for (int64_t id = 0; id < padded_; id += LANES) {
+            if (const uint32_t found = bits_of(at(id) == best.value)) {
+                best.id = static_cast<int32_t>(id) + __builtin_ctz(found);
+                return;
+            }
+        }
+    }
+
+    // Values become (value - best) / temperature: at most 0, so that nothing overflows however cold it is.
+    void scale(float temperature) {
+        for (int64_t id = 0; id < padded_; id += LANES) {
+            const f32x16 below = at(id) - best.value;
+            store(&values_[id], temperature == 1.0f ? below : below / temperature);
+        }
+        best.value = 0.0f;
+    }
+
+    // The sum of exp(value - best) of the tokens within the limit.
+    double weight(Place limit) const {
+        constexpr int64_t BLOCK = 16 * LANES;  // what is summed in floats
+        double total = 0;
+        i32x16 ids = first_ids();
+        for (int64_t begin = 0; begin < padded_; begin += BLOCK) {
+            f32x16 weights = {};
+            for (int64_t id = begin; id < std::min(begin + BLOCK, padded_); id += LANES, ids += LANES) {
+                const i32x16 in = within(at(id), ids, limit);
+                if (bits_of(in)) weights += (f32x16)((i32x16)exp(at(id) - best.value) & in);
+            }
+            total += sum(weights);
+        }
+        return total;
+    }
+
+    // Where the best `count` tokens end, 1 <= count <= size: a limit that just these are within.
+    Place place(int64_t count) const {
+        // Floats are in the order of their bits, negative ones turned round: halve the range of bits.
+        int64_t low = to_key(NO_LIMIT.value), high = int64_t{to_key(best.value)} + 1, greater = 0;
+        while (high - low > 1) {
+            const int64_t middle = low + (high - low) / 2;
+            const float value = from_key(static_cast<int32_t>(middle));
+            const int64_t found = count_from(value);
+            if (found == count) return {value, NO_LIMIT.id};
+            if (found > count) {
+                low = middle;
+            } else {
+                high = middle;
+                greater = found;
+            }
+        }
+        // Tokens with this value are in by their ids.
+        const float value = from_key(static_cast<int32_t>(low));
+        int64_t wanted = count - greater;
+        for (int64_t id = 0;; id += LANES) {
+            uint32_t equal = bits_of(at(id) == value);
+            const int found = __builtin_popcount(equal);
+            if (found < wanted) {
+                wanted -= found;
+                continue;
+            }
+            while (--wanted > 0) equal &= equal - 1;
+            return {value, static_cast<int32_t>(id) + __builtin_ctz(equal)};
+        }
+    }
+
+  private:
+    static i32x16 first_ids() {
+        i32x16 ids;
+        for (int lane = 0; lane < LANES; lane++) ids[lane] = lane;
+        return ids;
+    }
+
+    f32x16 at(int64_t id) const { return load(values_.data() + id); }
+
+    int64_t count_from(float value) const {
+        i32x16 counts = {};
+        for (int64_t id = 0; id < padded_; id += LANES) counts -= at(id) >= value;
+        int64_t total = 0;
+        for (int lane = 0; lane < LANES; lane++) total += counts[lane];
+        return total;
+    }
+
+    static int32_t to_key(float value) {
+        int32_t bits;
+        value += 0.0f;  // -0 is 0
+        std::memcpy(&bits, &value, 4);
+        return bits ^ ((bits >> 31) & 0x7fffffff);
+    }
+
+    static float from_key(int32_t key) {
+        const int32_t bits = key ^ ((key >> 31) & 0x7fffffff);
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+
+    std::vector<float> values_;
+    int64_t padded_ = 0;
+};
