@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
+from workers.collectives import Collectives, CollectiveStats, ProcessGroupCollectives
 from workers.interface import interface_of, local_address
+from workers.shared_memory import SharedMemoryCollectives, SharedMemoryUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +25,18 @@ class TensorParallel:
     A collective that a rank does not join within the timeout raises on the others.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
-        """For one rank. Larger groups are made by `connect`."""
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
+        """For one rank. Larger groups are made by `connect`; without collectives they are only a rank and a size."""
         self.rank = rank
         self.size = size
         self._device = device or torch.device("cpu")
+        self._collectives = collectives
 
     @classmethod
     def connect(
@@ -35,8 +44,9 @@ class TensorParallel:
     ) -> "TensorParallel":
         """Meet the other ranks at `rendezvous` ("tcp://host:port", on rank 0's node) over NCCL or Gloo.
 
-        The timeout holds for the meeting and for every later collective. Raises RuntimeError (torch's
-        DistError and DistNetworkError are) naming the rendezvous when the ranks do not come together.
+        Ranks on the CPUs of one node then share memory where they can. The timeout holds for the meeting and
+        for every later collective. Raises RuntimeError (torch's DistError and DistNetworkError are) naming the
+        rendezvous when the ranks do not come together.
         """
         if size == 1:
             return cls(device=device)
@@ -51,19 +61,25 @@ class TensorParallel:
                 timeout=timedelta(seconds=timeout_seconds),
                 device_id=device if device.type == "cuda" else None,
             )
+            collectives = _collectives(rank, size, device, timeout_seconds)
         except (RuntimeError, ValueError) as error:
             raise RuntimeError(f"rank {rank} of {size} could not join the group at {rendezvous}: {error}") from error
-        return cls(rank, size, device)
+        return cls(rank, size, device, collectives)
 
     def close(self) -> None:
         """Leave the group."""
-        if self.size > 1:
+        if self._collectives is not None:
+            self._collectives.close()
             dist.destroy_process_group()
+
+    def stats(self) -> CollectiveStats:
+        """What this rank's collectives have taken."""
+        return CollectiveStats() if self._collectives is None else self._collectives.stats()
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over ranks, in place; the same bits on every rank."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            self._group().all_reduce(tensor)
         return tensor
 
     def gather_vocab(self, shard: torch.Tensor, shard_sizes: Sequence[int]) -> torch.Tensor:
@@ -72,7 +88,7 @@ class TensorParallel:
             return shard
         widest = max(shard_sizes)
         padded = torch.nn.functional.pad(shard, (0, widest - shard.shape[1]))
-        gathered = self._gather(padded)  # [size, rows, widest]
+        gathered = self._group().gather(padded)  # [size, rows, widest]
         return torch.cat([part[:, :width] for part, width in zip(gathered, shard_sizes, strict=True)], dim=1)
 
     def argmax(self, shard: torch.Tensor, first_id: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,7 +102,7 @@ class TensorParallel:
         if self.size == 1:
             return largest, ids
         # float64 holds every id and every logit exactly; ranks are in id order, so the first maximum wins ties.
-        every = self._gather(torch.stack((largest.double(), ids.double())))  # [size, 2, rows]
+        every = self._group().gather(torch.stack((largest.double(), ids.double())))  # [size, 2, rows]
         winner = every[:, 0].argmax(dim=0, keepdim=True)
         best, best_ids = every.gather(0, winner[:, None].expand(1, 2, -1))[0]
         return best.to(shard.dtype), best_ids.long()
@@ -95,11 +111,23 @@ class TensorParallel:
         """The sum of the ranks' values, on every rank."""
         return int(self.all_reduce(torch.tensor(value, dtype=torch.int64, device=self._device)).item())
 
-    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.contiguous()
-        out = tensor.new_empty((self.size, *tensor.shape))
-        dist.all_gather(list(out.unbind(0)), tensor)
-        return out
+    def _group(self) -> Collectives:
+        assert self._collectives is not None, "`connect` makes groups that are larger than one"
+        return self._collectives
+
+
+def _collectives(rank: int, size: int, device: torch.device, timeout_seconds: float) -> Collectives:
+    """Those of the default process group, or faster ones. Every rank of the group calls it, and all get the same."""
+    chosen: Collectives = ProcessGroupCollectives(size, device)
+    cause = ""
+    if device.type == "cpu":
+        try:
+            chosen = SharedMemoryCollectives(rank, size, timeout_seconds)
+        except SharedMemoryUnavailable as error:
+            cause = f", which is slow: the ranks cannot share memory: {error}"
+    if rank == 0:
+        logger.log(logging.WARNING if cause else logging.INFO, "collectives over %s%s", chosen.name, cause)
+    return chosen
 
 
 def _pin_interface(rendezvous: str) -> None:
