@@ -95,20 +95,20 @@ def test_a_missing_tensor_is_named(copy: Path) -> None:
 
 
 def test_unexpected_tensors_are_named(copy: Path) -> None:
-    rewrite(copy, model__layers__0__self_attn__q_proj__bias=torch.zeros(72), extra=torch.zeros(1))
+    rewrite(copy, model__layers__0__self_attn__q_proj__bias=torch.zeros(144), extra=torch.zeros(1))
     with pytest.raises(ValueError, match=r"unexpected tensors .*: extra, model\.layers\.0\.self_attn\.q_proj\.bias$"):
         load(copy)
 
 
 def test_a_wrong_shape_is_named_with_both_shapes(copy: Path) -> None:
-    rewrite(copy, model__norm__weight=torch.ones(71))
-    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(71,\); config\.json says \(72,\)"):
+    rewrite(copy, model__norm__weight=torch.ones(143))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has shape \(143,\); config\.json says \(144,\)"):
         load(copy)
 
 
 def test_old_rope_tables_and_the_copy_of_a_tied_head_are_ignored(copy: Path) -> None:
     rewrite(
-        copy, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(4), lm_head__weight=torch.zeros(301, 72)
+        copy, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(4), lm_head__weight=torch.zeros(301, 144)
     )
     assert "head" not in held_weights(load(copy))
 

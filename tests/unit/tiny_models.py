@@ -52,7 +52,7 @@ def _config(kind: str) -> transformers.PreTrainedConfig:
             **_COMMON, **heads, use_sliding_window=True, sliding_window=40, max_window_layers=1
         )
     if kind == "smollm2":
-        heads = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+        heads = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
         return transformers.LlamaConfig(**_COMMON | {"num_hidden_layers": 3}, **heads, tie_word_embeddings=True)
     raise ValueError(f"kind is {kind!r}; there are {', '.join(KINDS)}")
 
