@@ -144,6 +144,7 @@ class ModelRunner:
         batch, sampled = pending.batch, pending.sampled
         requests = batch.sampling_rows.requests.tolist()
         token_ids, finite = sampled.token_ids.tolist(), sampled.finite.tolist()
+        all_finite = all(finite)
         logprob_of_row: dict[int, TokenLogprobs] = {}
         if sampled.logprobs is not None:
             num_top = batch.num_logprobs[batch.sampling_rows.requests[sampled.logprob_rows]].tolist()
@@ -155,17 +156,18 @@ class ModelRunner:
         while start < len(requests):
             request_id = batch.request_ids[requests[start]]
             drafts = pending.plan.spec_token_ids.get(request_id, ())
-            accepted = count_accepted(drafts, token_ids[start : start + len(drafts)])
+            end = start + 1
             if drafts:
+                accepted = count_accepted(drafts, token_ids[start : start + len(drafts)])
                 verified.append(requests[start])
                 num_accepted.append(accepted)
-            used = slice(start, start + accepted + 1)
-            if not all(finite[used]):
-                errors[request_id] = "the model's logits are not finite"
-            else:
-                tokens_of[request_id] = token_ids[used]
+                end += accepted
+            if all_finite or all(finite[start:end]):
+                tokens_of[request_id] = token_ids[start:end]
                 if start in logprob_of_row:
-                    logprobs_of[request_id] = [logprob_of_row[row] for row in range(used.start, used.stop)]
+                    logprobs_of[request_id] = [logprob_of_row[row] for row in range(start, end)]
+            else:
+                errors[request_id] = "the model's logits are not finite"
             start += len(drafts) + 1
         if verified:
             self._state.apply_accepted(batch.slots[verified], batch.stays[verified], np.array(num_accepted, np.int64))

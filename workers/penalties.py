@@ -45,6 +45,8 @@ def find_additions(rows: RowSet, state: RequestState) -> Additions | None:
     where no row has any.
     """
     table = state.sampling
+    if not table.may_add[rows.slots].any():
+        return None
     unfinished = state.output_positions(rows.slots, rows.context_lens) < table.min_tokens[rows.slots]
     parts = [
         (row, table.bias_ids[rows.slots[row]], table.biases[rows.slots[row]])

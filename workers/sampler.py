@@ -93,7 +93,7 @@ def _sample_whole(
         additions = find_additions(rows, state)
         token_ids, finite = kernels.sample(
             logits,
-            table.parameters,
+            table.parameters_address,
             rows.slots,
             state.token_ids,
             rows.context_lens,

@@ -21,6 +21,7 @@ class SamplingTable:
     def __init__(self, num_slots: int) -> None:
         self.parameters = np.zeros(num_slots, PARAMETERS)
         """What the draw itself depends on, side by side; the arrays of single parameters are views of it."""
+        self.parameters_address = self.parameters.ctypes.data
         self.temperature: FloatArray = self.parameters["temperature"]
         self.top_k: IntArray = self.parameters["top_k"]
         """0 is off, as in SamplingParams."""
@@ -40,6 +41,8 @@ class SamplingTable:
         self.num_prompt_logprobs: IntArray = np.full(num_slots, -1, np.int64)
         self.has_penalties: BoolArray = np.zeros(num_slots, np.bool_)
         self.has_bias: BoolArray = np.zeros(num_slots, np.bool_)
+        self.may_add: BoolArray = np.zeros(num_slots, np.bool_)
+        """Whether there is a bias, or are tokens to be forbidden at first."""
         self.stop_token_ids: list[IntArray] = [np.zeros(0, np.int64)] * num_slots
         self.bias_ids: list[IntArray] = [np.zeros(0, np.int64)] * num_slots
         self.biases: list[FloatArray] = [np.zeros(0, np.float32)] * num_slots
@@ -62,6 +65,7 @@ class SamplingTable:
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
         self.has_bias[slot] = bool(params.logit_bias)
+        self.may_add[slot] = self.has_bias[slot] or self.min_tokens[slot] > 0
         self.stop_token_ids[slot] = np.array(params.stop_token_ids, np.int64)
         self.bias_ids[slot] = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.biases[slot] = np.array([bias for _, bias in params.logit_bias], np.float32)

@@ -46,7 +46,7 @@ class SamplingKernels:
     def sample(
         self,
         logits: torch.Tensor,
-        parameters: npt.NDArray[np.void],
+        parameters_address: int,
         slots: IntArray,
         tokens: torch.Tensor,
         context_lens: IntArray,
@@ -55,14 +55,15 @@ class SamplingKernels:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(token ids [rows] int64, which rows are finite [rows] bool).
 
-        parameters: [slots] PARAMETERS, and tokens: [slots, longest] int32, of which a row takes what is at its slot.
+        A row takes what is at its slot of parameters_address, where an array of PARAMETERS lies, and of tokens, int32
+        [slots, longest]; of these its first context_lens, whose last come from the output.
         additions: (where each row's begin [rows + 1], token ids, what is added to their logits).
         """
         logits = _readable(logits)
         rows, vocab_size = logits.shape
-        slots, context_lens = _int64(slots), _int64(context_lens)
-        output_positions = _int64(output_positions)
-        starts, added_ids, added = (None, None, None) if additions is None else additions
+        of_rows = torch.from_numpy(np.array((slots, context_lens, output_positions), np.int64))
+        address, column = of_rows.data_ptr(), 8 * rows
+        starts, added_ids, added = (None, None, None) if additions is None else map(torch.from_numpy, additions)
         token_ids = torch.empty(rows, dtype=torch.int64)
         finite = torch.empty(rows, dtype=torch.bool)
         self._sample[logits.dtype](
@@ -70,15 +71,15 @@ class SamplingKernels:
             logits.stride(0),
             rows,
             vocab_size,
-            parameters.ctypes.data,
-            slots.ctypes.data,
+            parameters_address,
+            address,
             tokens.data_ptr(),
             tokens.stride(0),
-            context_lens.ctypes.data,
-            output_positions.ctypes.data,
-            None if starts is None else starts.ctypes.data,
-            None if added_ids is None else added_ids.ctypes.data,
-            None if added is None else added.ctypes.data,
+            address + column,
+            address + 2 * column,
+            None if starts is None else starts.data_ptr(),
+            None if added_ids is None else added_ids.data_ptr(),
+            None if added is None else added.data_ptr(),
             token_ids.data_ptr(),
             finite.data_ptr(),
         )
@@ -91,14 +92,14 @@ class SamplingKernels:
         [rows, num_top], their log-probabilities [rows, num_top]). NaN where a row is not finite.
         """
         logits = _readable(logits)
-        rows, token_ids = _int64(rows), token_ids.contiguous()
+        picked, token_ids = torch.from_numpy(np.ascontiguousarray(rows, np.int64)), token_ids.contiguous()
         logprobs = torch.empty(len(rows))
         top_ids = torch.empty(len(rows), num_top, dtype=torch.int64)
         top_logprobs = torch.empty(len(rows), num_top)
         self._logprobs[logits.dtype](
             logits.data_ptr(),
             logits.stride(0),
-            rows.ctypes.data,
+            picked.data_ptr(),
             len(rows),
             logits.shape[1],
             token_ids.data_ptr(),
@@ -128,7 +129,3 @@ def _readable(logits: torch.Tensor) -> torch.Tensor:
     if logits.dtype not in SUFFIXES:
         logits = logits.float()
     return logits if logits.stride(1) == 1 else logits.contiguous()
-
-
-def _int64(array: IntArray) -> IntArray:
-    return np.ascontiguousarray(array, np.int64)
