@@ -13,6 +13,8 @@ import aiohttp
 from benchmarks.workloads import PlannedRequest
 
 Api = Literal["completions", "chat"]
+Dialect = Literal["openai", "transformers"]
+"""How a server is told to sample greedily and past the end-of-text token."""
 Clock = Callable[[], float]
 
 
@@ -67,12 +69,13 @@ class StreamClient:
         model: str,
         api: Api = "completions",
         extra: dict[str, Any] | None = None,
+        dialect: Dialect = "openai",
         clock: Clock = time.perf_counter,
     ) -> None:
         """`extra` is merged into every body. Record times count from now."""
         self._session = session
         self._url = base_url.rstrip("/") + ("/v1/chat/completions" if api == "chat" else "/v1/completions")
-        self._model, self._api, self._extra = model, api, extra or {}
+        self._model, self._api, self._extra, self._dialect = model, api, extra or {}, dialect
         self._clock = clock
         self._origin = clock()
 
@@ -105,14 +108,12 @@ class StreamClient:
         return record
 
     def _body(self, request: PlannedRequest) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self._model,
-            "max_tokens": request.max_tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body: dict[str, Any] = {"model": self._model, "max_tokens": request.max_tokens, "stream": True}
+        if self._dialect == "openai":
+            body |= {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        else:
+            # `transformers serve` takes a whole generation config, as text; without an end-of-text id it never stops.
+            body["generation_config"] = json.dumps({"max_new_tokens": request.max_tokens, "do_sample": False})
         if self._api == "completions":
             body["prompt"] = request.prompt
         elif isinstance(request.prompt, str):

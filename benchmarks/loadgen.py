@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.client import Api, RequestRecord, StreamClient
+from benchmarks.client import Api, Dialect, RequestRecord, StreamClient
 from benchmarks.summary import Summary, median_of, run_table, summarise
 from benchmarks.workloads import NAMES, PlannedRequest, PromptSource, TokenIds, Words, Workload, build, warm_up
 
@@ -89,11 +89,16 @@ async def _keep_open(client: StreamClient, workload: Workload, over: asyncio.Eve
 
 
 async def run_once(
-    base_url: str, model: str, workload: Workload, api: Api = "completions", extra: dict[str, Any] | None = None
+    base_url: str,
+    model: str,
+    workload: Workload,
+    api: Api = "completions",
+    extra: dict[str, Any] | None = None,
+    dialect: Dialect = "openai",
 ) -> tuple[Summary, list[RequestRecord]]:
     """One run of one workload on a session of its own."""
     async with new_session() as session:
-        client = StreamClient(session, base_url, model, api, extra)
+        client = StreamClient(session, base_url, model, api, extra, dialect)
         records = await drive(client, workload)
         return summarise(workload.name, records, client.now()), records
 
@@ -104,6 +109,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="default: the first one the server lists")
     parser.add_argument("-w", "--workload", action="append", choices=NAMES, required=True)
     parser.add_argument("--api", choices=("completions", "chat"), default="completions")
+    parser.add_argument("--dialect", choices=("openai", "transformers"), default="openai")
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json: send text instead of token ids")
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))
     parser.add_argument("--extra", type=json.loads, help="JSON merged into every request's body")
@@ -132,13 +138,13 @@ async def _measure(args: argparse.Namespace, prompts: PromptSource, seed: int) -
         async with new_session() as session:
             model = await first_model(session, args.base_url)
     if not args.no_warm_up:
-        await run_once(args.base_url, model, warm_up(prompts, seed - 1), args.api, args.extra)
+        await run_once(args.base_url, model, warm_up(prompts, seed - 1), args.api, args.extra, args.dialect)
     results = []
     for name in args.workload:
         runs = []
         for index in range(args.runs):
             workload = build(name, prompts, seed + 1000 * index)
-            summary, records = await run_once(args.base_url, model, workload, args.api, args.extra)
+            summary, records = await run_once(args.base_url, model, workload, args.api, args.extra, args.dialect)
             if args.records:
                 summary["records"] = [_times(record) for record in records]
             runs.append(summary)

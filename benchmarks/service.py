@@ -1,4 +1,4 @@
-"""A chunkserve service of our own, for the time of a benchmark."""
+"""A server, ours or another, for the time of a benchmark."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 START_SECONDS = 600.0
@@ -36,24 +36,41 @@ def running_service(settings: Sequence[str], start_seconds: float = START_SECOND
     Raises ServiceError when it is not healthy in time, ends early, or does not end on SIGTERM.
     """
     port = free_port()
-    base_url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "cluster", "serve", f"server.port={port}", *settings]
+    with running_server(command, f"http://127.0.0.1:{port}", start_seconds=start_seconds) as base_url:
+        yield base_url
+
+
+@contextmanager
+def running_server(
+    command: Sequence[str],
+    base_url: str,
+    title: str = "the service",
+    variables: Mapping[str, str] | None = None,
+    start_seconds: float = START_SECONDS,
+) -> Iterator[str]:
+    """Run `command`, which is to serve at `base_url`, in a session of its own; yields the URL once it is healthy.
+
+    `variables` are all its environment variables, by default ours. Ends it with SIGTERM, and whatever is left of
+    its process group then with SIGKILL. Raises ServiceError when it is not healthy in time, ends early, or does
+    not end on SIGTERM.
+    """
     with tempfile.NamedTemporaryFile(prefix="chunkserve-", suffix=".log") as log:
-        process = subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, cwd=_ROOT, env=variables, stdout=log, stderr=log, start_new_session=True)
         try:
-            _wait_healthy(process, base_url, Path(log.name), start_seconds)
+            _wait_healthy(process, base_url, title, Path(log.name), start_seconds)
             yield base_url
         finally:
-            _stop(process, Path(log.name))
+            _stop(process, title, Path(log.name))
 
 
-def _wait_healthy(process: "subprocess.Popen[bytes]", base_url: str, log: Path, seconds: float) -> None:
+def _wait_healthy(process: "subprocess.Popen[bytes]", base_url: str, title: str, log: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_healthy(base_url):
         if process.poll() is not None:
-            raise ServiceError(f"the service ended with code {process.returncode} while starting\n{_tail(log)}")
+            raise ServiceError(f"{title} ended with code {process.returncode} while starting\n{_tail(log)}")
         if time.monotonic() > deadline:
-            raise ServiceError(f"the service was not healthy within {seconds:g} s\n{_tail(log)}")
+            raise ServiceError(f"{title} was not healthy within {seconds:g} s\n{_tail(log)}")
         time.sleep(0.2)
 
 
@@ -66,15 +83,17 @@ def is_healthy(base_url: str) -> bool:
         return False
 
 
-def _stop(process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _stop(process: "subprocess.Popen[bytes]", title: str, log: Path) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        raise ServiceError(f"{title} did not end within {STOP_SECONDS:g} s of SIGTERM\n{_tail(log)}") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        raise ServiceError(f"the service did not end within {STOP_SECONDS:g} s of SIGTERM\n{_tail(log)}") from None
 
 
 def _tail(log: Path, num_lines: int = 40) -> str:

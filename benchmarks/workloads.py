@@ -103,7 +103,7 @@ class Workload:
 
 def build(name: str, prompts: PromptSource, seed: int) -> Workload:
     """Raises ValueError for a name that is not in NAMES."""
-    rng = random.Random(seed)
+    rng = random.Random(f"{name} {seed}")  # workloads with one seed share no beginning that a cache could hold
 
     def request(kind: str, num_tokens: int, max_tokens: int, start_at: float = 0.0) -> PlannedRequest:
         return _planned(kind, prompts, prompts.ids(rng, num_tokens), max_tokens, start_at)

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.__main__ import NAMES, main
+from benchmarks.scheduler_cost import checks_of
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -18,8 +19,9 @@ def test_the_default_is_scheduler_cost(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr("benchmarks.scheduler_cost.NUM_STEPS", 3)
     monkeypatch.setattr("benchmarks.scheduler_cost.CHECKED_SIZE", 2)
     monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_MS", 1e6)
+    monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_OF_LINEAR", 1e6)
     assert main([]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 6
     monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_MS", 0.0)
     assert main([]) == 1
 
@@ -27,3 +29,11 @@ def test_the_default_is_scheduler_cost(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nothing"]) == 2
     assert ", ".join(NAMES) in capsys.readouterr().err
+
+
+def test_the_targets_of_scheduler_cost() -> None:
+    ours = {16: 0.05, 64: 0.2, 256: 0.8, 1024: 3.2}
+    assert [good for _, good in checks_of(ours, {})] == [True, True]
+    assert [good for _, good in checks_of({**ours, 256: 0.81, 1024: 4.1}, {})] == [False, False]
+    assert [good for _, good in checks_of(ours, {256: 3.2})] == [True, True, True]
+    assert [good for _, good in checks_of(ours, {256: 3.1})] == [True, True, False]

@@ -115,6 +115,23 @@ async def test_faults_are_recorded_and_never_raised() -> None:
     assert "token ids" in ((await stream([], "chat")).error or "")
 
 
+async def test_dialects_ask_for_the_same_in_their_own_words() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def script(body: dict[str, Any]) -> AsyncIterator[Event]:
+        bodies.append(body)
+        yield 0.0, token("a")
+
+    async with scripted_server(script, None) as url, new_session() as session:
+        await StreamClient(session, url, "tiny").stream(planned())
+        await StreamClient(session, url, "tiny", dialect="transformers").stream(planned())
+    common = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "stream": True}
+    openai = {"temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    assert bodies[0] == common | openai
+    assert json.loads(bodies[1].pop("generation_config")) == {"max_new_tokens": 4, "do_sample": False}
+    assert bodies[1] == common
+
+
 async def test_nobody_listens() -> None:
     async with new_session() as session:
         record = await StreamClient(session, "http://127.0.0.1:9", "tiny").stream(planned())
