@@ -25,23 +25,46 @@ def _flash(device: torch.device, dtype: torch.dtype, head_dim: int) -> Attention
     return FlashAttention(device, dtype, head_dim)
 
 
+def _native(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionBackend:
+    from workers.attention.native_backend import NativeAttention
+
+    return NativeAttention(device, dtype, head_dim)
+
+
 _FACTORIES: dict[str, Callable[[torch.device, torch.dtype, int], AttentionBackend]] = {
     "torch": _torch,
     "flash": _flash,
+    "native": _native,
 }
 
 
-def select_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionBackend:
-    """The backend called `name`; "auto" takes flash where it can run, else torch.
+def select_backend(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int | None = None
+) -> AttentionBackend:
+    """The backend called `name`; "auto" takes flash on CUDA and native on a CPU where they can run, else torch.
 
-    Raises ValueError for an unknown name, and for a choice that cannot run here, naming what is missing.
+    `block_size`: tokens a KV block where they are fixed already, 0 where the backend may choose. Until it is said,
+    "auto" does not take native, which pages by 16. Raises ValueError for an unknown name, and for a choice that
+    cannot run here, naming what is missing.
     """
     if name == "auto":
         try:
-            return _flash(device, dtype, head_dim)
+            return _fastest(device, dtype, head_dim, block_size)
         except ValueError as error:
             logger.info("%s: using 'torch'", error)
             return _torch(device, dtype, head_dim)
     if name not in _FACTORIES:
         raise ValueError(f"attention backend {name!r} is unknown; there are: auto, {', '.join(_FACTORIES)}")
     return _FACTORIES[name](device, dtype, head_dim)
+
+
+def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int | None) -> AttentionBackend:
+    """Raises ValueError where it cannot run."""
+    if device.type == "cuda":
+        return _flash(device, dtype, head_dim)
+    if block_size is None:
+        raise ValueError("the block size is not known")
+    backend = _native(device, dtype, head_dim)
+    backend.kv_cache_shape(1, block_size or backend.block_size, 1, head_dim)  # refuses a wrong size
+    logger.info("attention backend 'native': compiled for this processor, %s", dtype)
+    return backend

@@ -111,5 +111,31 @@ inline f32x16 exp(f32x16 x) {
     return x > low ? result : (x == x ? zero : x);
 }
 
+// 2^x to about 1 unit in the last place; 0 from -150 on, as for -inf, infinity from 128 on.
+inline f32x16 exp2(f32x16 x) {
+    const f32x16 zero = {};
+    // A number like -1e30, and -inf, would leave no fraction behind. A NaN passes.
+    const f32x16 clamped = x < -200.0f ? zero - 200.0f : x;
+#if defined(__AVX512F__)
+    const f32x16 whole = (f32x16)_mm512_roundscale_ps((__m512)clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    const f32x16 magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const f32x16 whole = (clamped + magic) - magic;
+#endif
+    const f32x16 rest = clamped - whole;  // in [-0.5, 0.5]
+    f32x16 p = zero + 1.32647273e-3f;
+    p = p * rest + 9.67151299e-3f;
+    p = p * rest + 5.55073358e-2f;
+    p = p * rest + 2.40222424e-1f;
+    p = p * rest + 6.93147004e-1f;
+    p = p * rest + 1.0f;
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+    const i32x16 exponent = (__builtin_convertvector(whole, i32x16) + 127) << 23;
+    return whole < -126.0f ? zero : whole > 127.0f ? zero + __builtin_inff() : p * (f32x16)exponent;
+#endif
+}
+
 // x / (1 + e^-x)
 inline f32x16 silu(f32x16 x) { return x / (exp(-x) + 1.0f); }

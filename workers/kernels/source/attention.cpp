@@ -1,0 +1,211 @@
+// Paged attention: chunks and decodes of one step in one call.
+#include "attention_plan.h"
+#include "parallel.h"
+
+#include <atomic>
+
+namespace {
+
+constexpr int64_t MAX_HEAD_DIM = 256;
+constexpr int64_t MAX_GROUPS = TILE_ROWS / GROUP_ROWS;
+// Below this many blocks of keys times rows, the work is done before another thread has woken.
+constexpr int64_t WORK_GRAIN = 8;
+
+// A thread's room to work in.
+struct alignas(64) Scratch {
+    uint32_t queries[TILE_ROWS * MAX_HEAD_DIM];
+    float scores[GROUP_ROWS * SCORE_STRIDE];
+    float tile[MAX_GROUPS * (2 * LANES + GROUP_ROWS * MAX_HEAD_DIM)];
+    float block[2 * LANES + GROUP_ROWS * MAX_HEAD_DIM];
+    uint32_t last_values[PAGE_KEYS * MAX_HEAD_DIM];
+};
+
+// Adds what rows made of further keys. Never inlined: all sums of a row must round alike, wherever they are made.
+__attribute__((noinline)) void add_state(State total, State more, int64_t rows, int64_t head_dim, float scale) {
+    const f32x16 largest = load(total.largest()), other = load(more.largest());
+    const f32x16 most = maximum(largest, other);
+    const f32x16 shift = most == HIDDEN ? f32x16{} : most;
+    const f32x16 keep = exp2((largest - shift) * scale), take = exp2((other - shift) * scale);
+    store(total.largest(), most);
+    store(total.sums(), load(total.sums()) * keep + load(more.sums()) * take);
+    for (int64_t row = 0; row < rows; row++) {
+        float* out = total.out() + row * head_dim;
+        const float* from = more.out() + row * head_dim;
+        const float kept = keep[row], taken = take[row];
+        for (int64_t at = 0; at < head_dim; at += LANES) store(out + at, load(out + at) * kept + load(from + at) * taken);
+    }
+}
+
+template <class T>
+using AttendRows = void (*)(const Group&, const Pages<T>&, int64_t, int64_t, int64_t, int64_t, float, float*, State);
+
+template <class T>
+constexpr AttendRows<T> ATTEND[GROUP_ROWS] = {
+    attend_rows<T, 1>, attend_rows<T, 2>, attend_rows<T, 3>, attend_rows<T, 4>,
+    attend_rows<T, 5>, attend_rows<T, 6>, attend_rows<T, 7>, attend_rows<T, 8>,
+};
+
+template <class T>
+class Attention {
+public:
+    Attention(const T* queries, int64_t query_stride, T* cache, const Step& step, float scale, T* out)
+        : queries_(queries), query_stride_(query_stride),
+          cache_{cache, step.kv_heads, step.head_dim, step.block_pages}, step_(step),
+          scale_(scale * 1.44269504088896341f), out_(out) {}
+
+    void run(const Piece& piece, Scratch& scratch) const {
+        const Grouping grouping(piece.tokens * step_.group_heads());
+        const int64_t size = State::size(grouping.largest, step_.head_dim);
+        Group groups[MAX_GROUPS];
+        prepare(piece, grouping, groups, scratch.queries);
+        if (piece.merge < 0) {
+            attend(piece, grouping, groups, size, scratch.tile, scratch);
+            finish(piece, grouping, size, scratch.tile);
+            return;
+        }
+        Merge& merge = step_.merges[piece.merge];
+        float* parts = step_.partials + merge.offset;
+        attend(piece, grouping, groups, size, parts + piece.part * grouping.groups * size, scratch);
+        if (__atomic_sub_fetch(&merge.left, 1, __ATOMIC_ACQ_REL) > 0) return;
+        merge.left = merge.parts;  // for the next layer
+        for (int64_t part = 1; part < merge.parts; part++) {
+            for (int64_t g = 0; g < grouping.groups; g++) {
+                add_state({parts + g * size}, {parts + (part * grouping.groups + g) * size},
+                          grouping.first(g + 1) - grouping.first(g), step_.head_dim, scale_);
+            }
+        }
+        finish(piece, grouping, size, parts);
+    }
+
+private:
+    // The queries of each group word by word, and the keys its rows see. Row = token * heads of the group + head.
+    void prepare(const Piece& piece, const Grouping& grouping, Group* groups, uint32_t* room) const {
+        const int64_t heads = step_.group_heads(), words = step_.head_dim / PER_WORD<T>;
+        const int64_t tokens_end = step_.query_start[piece.request + 1];
+        const int64_t position = step_.seq_lens[piece.request] - tokens_end + piece.token;  // of the first token
+        for (int64_t g = 0; g < grouping.groups; g++) {
+            const int64_t first = grouping.first(g), rows = grouping.first(g + 1) - first;
+            Group& group = groups[g];
+            group.rows = rows;
+            group.queries = room;
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t token = (first + r) / heads, head = piece.head * heads + (first + r) % heads;
+                const T* query = queries_ + (piece.token + token) * query_stride_ + head * step_.head_dim;
+                for (int64_t word = 0; word < words; word++) {
+                    room[word * rows + r] = load_word(query + word * PER_WORD<T>);
+                }
+                group.high[r] = position + token + 1;
+                group.low[r] = step_.window == 0 ? 0 : std::max<int64_t>(0, group.high[r] - step_.window);
+            }
+            group.lowest = group.low[0];
+            group.highest = group.high[rows - 1];
+            room += words * rows;
+        }
+    }
+
+    // States of the groups over the piece's blocks of keys.
+    void attend(const Piece& piece, const Grouping& grouping, const Group* groups, int64_t size, float* states,
+                Scratch& scratch) const {
+        bool begun[MAX_GROUPS] = {};
+        const int64_t lowest = groups[0].lowest, highest = groups[grouping.groups - 1].highest;
+        Pages<T> pages;
+        for (int64_t block = piece.block; block < piece.block + piece.blocks; block++) {
+            const int64_t first_page = std::max(lowest / PAGE_KEYS, block * BLOCK_PAGES);
+            const int64_t end_page = std::min((highest + PAGE_KEYS - 1) / PAGE_KEYS, (block + 1) * BLOCK_PAGES);
+            find_pages(piece, first_page, end_page, pages, scratch);
+            for (int64_t g = 0; g < grouping.groups; g++) {
+                const Group& group = groups[g];
+                const int64_t from = std::max(group.lowest / PAGE_KEYS, first_page);
+                const int64_t end = std::min((group.highest + PAGE_KEYS - 1) / PAGE_KEYS, end_page);
+                if (from >= end) continue;
+                const State state{begun[g] ? scratch.block : states + g * size};
+                ATTEND<T>[group.rows - 1](group, pages, from - first_page, end - from, from * PAGE_KEYS,
+                                          step_.head_dim, scale_, scratch.scores, state);
+                if (begun[g]) add_state({states + g * size}, state, group.rows, step_.head_dim, scale_);
+                begun[g] = true;
+            }
+        }
+        for (int64_t g = 0; g < grouping.groups; g++) {
+            if (begun[g]) continue;  // else no row sees any of these keys
+            std::fill_n(states + g * size, size, 0.0f);
+            std::fill_n(states + g * size, LANES, HIDDEN);
+        }
+    }
+
+    // Where the keys and values of the pages first..end of a request's sequence lie.
+    void find_pages(const Piece& piece, int64_t first, int64_t end, Pages<T>& pages, Scratch& scratch) const {
+        const int32_t* table = step_.block_table + piece.request * step_.table_stride;
+        const int64_t count = end - first;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t page = first + i;
+            pages.keys[i] = cache_.page(table[page / step_.block_pages], piece.head, page % step_.block_pages);
+            pages.values[i] = pages.keys[i] + cache_.values_offset();
+        }
+        std::fill_n(pages.keys + count, BLOCK_PAGES, pages.keys[count - 1]);
+        const int64_t left = step_.seq_lens[piece.request] - (end - 1) * PAGE_KEYS;
+        if (left < PAGE_KEYS) pages.values[count - 1] = copy_values(pages.values[count - 1], left, scratch);
+    }
+
+    // The values of a sequence's last page with zeros after its end: what a former owner left there may not be finite,
+    // and then even a weight of 0 would spread it.
+    const T* copy_values(const T* values, int64_t count, Scratch& scratch) const {
+        T* copy = reinterpret_cast<T*>(scratch.last_values);
+        const int64_t row = step_.head_dim * PER_WORD<T>, whole = count / PER_WORD<T>;
+        std::memcpy(copy, values, whole * row * sizeof(T));
+        std::memset(copy + whole * row, 0, (PAGE_KEYS * step_.head_dim - whole * row) * sizeof(T));
+        if (count % PER_WORD<T> != 0) {
+            for (int64_t d = 0; d < row; d += PER_WORD<T>) copy[whole * row + d] = values[whole * row + d];
+        }
+        return copy;
+    }
+
+    void finish(const Piece& piece, const Grouping& grouping, int64_t size, const float* states) const {
+        const int64_t heads = step_.group_heads(), head_dim = step_.head_dim;
+        for (int64_t g = 0; g < grouping.groups; g++) {
+            const State state{const_cast<float*>(states) + g * size};
+            for (int64_t row = grouping.first(g); row < grouping.first(g + 1); row++) {
+                const int64_t token = piece.token + row / heads, head = piece.head * heads + row % heads;
+                T* to = out_ + (token * step_.query_heads + head) * head_dim;
+                const float* from = state.out() + (row - grouping.first(g)) * head_dim;
+                const float inverse = 1.0f / state.sums()[row - grouping.first(g)];
+                for (int64_t at = 0; at < head_dim; at += LANES) store(to + at, load(from + at) * inverse);
+            }
+        }
+    }
+
+    const T* queries_;
+    int64_t query_stride_;
+    Cache<T> cache_;
+    const Step& step_;
+    float scale_;  // of scores whose powers are of two
+    T* out_;
+};
+
+template <class T>
+void attend_step(const T* queries, int64_t query_stride, T* cache, const Step& step, float scale, T* out) {
+    const Attention<T> attention(queries, query_stride, cache, step, scale, out);
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+        Scratch scratch;
+        for (int64_t i = next++; i < step.num_pieces; i = next++) attention.run(step.pieces[i], scratch);
+    };
+    if (num_threads == 1 || step.num_pieces == 1 || step.work < WORK_GRAIN * num_threads) {
+        work();
+        return;
+    }
+#pragma omp parallel num_threads(num_threads)
+    work();
+}
+
+}  // namespace
+
+// queries: rows of query_stride elements, the query heads first; out [tokens][query_heads * head_dim].
+extern "C" void attend_f32(const float* queries, int64_t query_stride, float* cache, const Step* step, float scale,
+                           float* out) {
+    attend_step(queries, query_stride, cache, *step, scale, out);
+}
+
+extern "C" void attend_bf16(const bf16* queries, int64_t query_stride, bf16* cache, const Step* step, float scale,
+                            bf16* out) {
+    attend_step(queries, query_stride, cache, *step, scale, out);
+}

@@ -1,0 +1,163 @@
+// A few query rows over one block of keys: scores, softmax, weighted sum of the values.
+//
+// A row's result depends on that row's query and on the keys it sees, to the bit, and not on the rows beside it or on
+// how many keys those see: blocks begin at multiples of BLOCK_KEYS, hidden keys weigh 0, and sums have one order.
+#pragma once
+
+#include "paged.h"
+
+#include <algorithm>
+#include <limits>
+
+constexpr int64_t BLOCK_PAGES = 16;
+constexpr int64_t BLOCK_KEYS = BLOCK_PAGES * PAGE_KEYS;
+constexpr int64_t GROUP_ROWS = 8;
+constexpr int64_t SCORE_STRIDE = BLOCK_KEYS + 16;  // floats; rows a power of two apart would share few cache sets
+constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
+
+// Rows that are computed together: their queries word by word, and which keys each sees.
+struct Group {
+    int64_t rows;
+    const uint32_t* queries;  // [words of a query][rows]
+    int64_t low[GROUP_ROWS], high[GROUP_ROWS];  // first key seen, and the first after them
+    int64_t lowest, highest;  // over the rows
+};
+
+// Softmax so far, without the division: [16] largest scores, [16] sums of weights, [rows][head_dim] weighted values.
+// Of the sixteen, those beyond the rows mean nothing.
+struct State {
+    float* at;
+
+    float* largest() const { return at; }
+    float* sums() const { return at + LANES; }
+    float* out() const { return at + 2 * LANES; }
+    static int64_t size(int64_t rows, int64_t head_dim) { return 2 * LANES + rows * head_dim; }
+};
+
+// Pages of a key block, keys and values: the last of both are repeated so that any few can be read at once.
+template <class T>
+struct Pages {
+    const T* keys[2 * BLOCK_PAGES];
+    const T* values[2 * BLOCK_PAGES];
+};
+
+// Scores of R rows with the keys of C pages.
+template <class T, int R, int C>
+inline void score_pages(const uint32_t* queries, int64_t words, const T* const* pages, float* scores) {
+    const char* keys[C];
+    for (int c = 0; c < C; c++) keys[c] = (const char*)pages[c];
+    f32x16 acc[R][C] = {};
+    for (int64_t word = 0; word < words; word++) {
+        u32x16 key[C];
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) key[c] = load_words(keys[c] + word * 64);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            const u32x16 query = spread(load_word(queries + word * R + r));
+#pragma GCC unroll 16
+            for (int c = 0; c < C; c++) acc[r][c] = multiply_words<T>(acc[r][c], key[c], query);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) store(scores + r * SCORE_STRIDE + c * LANES, acc[r][c]);
+    }
+}
+
+// out [R][head_dim] from dimension `at` on, 16 * D of them: the values of `count` pages by the rows' weights.
+template <class T, int R, int D>
+inline void weigh_values(const float* weights, const T* const* pages, int64_t count, int64_t head_dim, int64_t at,
+                         float* out) {
+    f32x16 acc[R][D] = {};
+    for (int64_t page = 0; page < count; page++) {
+        const char* value_words = (const char*)pages[page] + at * 4;
+        const char* weight_words = (const char*)weights + page * PAGE_KEYS * sizeof(T);
+        for (int64_t word = 0; word < PAGE_KEYS / PER_WORD<T>; word++) {
+            u32x16 value[D];
+#pragma GCC unroll 16
+            for (int d = 0; d < D; d++) value[d] = load_words(value_words + d * 64);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
+                const u32x16 weight = spread(load_word(weight_words + r * SCORE_STRIDE * 4));
+#pragma GCC unroll 16
+                for (int d = 0; d < D; d++) acc[r][d] = multiply_words<T>(acc[r][d], value[d], weight);
+            }
+            value_words += head_dim * 4;
+            weight_words += 4;
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 16
+        for (int d = 0; d < D; d++) store(out + r * head_dim + at + d * LANES, acc[r][d]);
+    }
+}
+
+// Hides the scores of a row's keys outside low..high, counted from the first score.
+inline void hide(float* scores, int64_t pages, int64_t low, int64_t high) {
+    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const f32x16 hidden = f32x16{} + HIDDEN;
+    for (int64_t page = 0; page < pages; page++) {
+        const i32x16 key = lanes + static_cast<int32_t>(page * PAGE_KEYS);
+        const i32x16 seen = (key >= static_cast<int32_t>(low)) & (key < static_cast<int32_t>(high));
+        store(scores + page * LANES, seen ? load(scores + page * LANES) : hidden);
+    }
+}
+
+inline float largest_score(const float* scores, int64_t pages) {
+    f32x16 most = f32x16{} + HIDDEN;
+    for (int64_t page = 0; page < pages; page++) most = maximum(load(scores + page * LANES), most);
+    return largest(most);
+}
+
+// A row's scores -> its weights as T in the same place, 2^((score - largest) * scale); returns their sum.
+template <class T>
+inline float weights_of(float* scores, int64_t pages, float scale, float largest) {
+    const f32x16 factor = f32x16{} + scale;
+    const f32x16 shift = f32x16{} + (largest == HIDDEN ? 0.0f : -largest * scale);
+    f32x16 even = {}, odd = {};
+    T* weights = reinterpret_cast<T*>(scores);
+    int64_t page = 0;
+    for (; page + 2 <= pages; page += 2) {
+        const f32x16 first = exp2(load(scores + page * LANES) * factor + shift);
+        const f32x16 second = exp2(load(scores + (page + 1) * LANES) * factor + shift);
+        even += first;
+        odd += second;
+        store(weights + page * LANES, first);
+        store(weights + (page + 1) * LANES, second);
+    }
+    if (page < pages) {
+        const f32x16 first = exp2(load(scores + page * LANES) * factor + shift);
+        even += first;
+        store(weights + page * LANES, first);
+    }
+    return sum(even + odd);
+}
+
+// What R rows make of `count` pages whose first key is `first_key`. scores [R][SCORE_STRIDE] is room to work in.
+template <class T, int R>
+void attend_rows(const Group& group, const Pages<T>& pages, int64_t from, int64_t count, int64_t first_key,
+                 int64_t head_dim, float scale, float* scores, State state) {
+    constexpr int C = R <= 2 ? 8 : R <= 6 ? 4 : 2;
+    constexpr int D = R <= 6 ? 4 : 2;
+    const int64_t words = head_dim / PER_WORD<T>;
+    for (int64_t page = 0; page < count; page += C) {
+        score_pages<T, R, C>(group.queries, words, pages.keys + from + page, scores + page * LANES);
+    }
+    for (int r = 0; r < R; r++) {
+        const int64_t low = group.low[r] - first_key, high = group.high[r] - first_key;
+        if (low > 0 || high < count * PAGE_KEYS) hide(scores + r * SCORE_STRIDE, count, low, high);
+        state.largest()[r] = largest_score(scores + r * SCORE_STRIDE, count);
+    }
+    for (int r = 0; r < R; r++) {
+        state.sums()[r] = weights_of<T>(scores + r * SCORE_STRIDE, count, scale, state.largest()[r]);
+    }
+    int64_t at = 0;
+    for (; at + D * LANES <= head_dim; at += D * LANES) {
+        weigh_values<T, R, D>(scores, pages.values + from, count, head_dim, at, state.out());
+    }
+    for (; at < head_dim; at += LANES) {
+        weigh_values<T, R, 1>(scores, pages.values + from, count, head_dim, at, state.out());
+    }
+}
