@@ -89,6 +89,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_tokens",
         "output_token_ids",
         "priority",
         "prompt_token_ids",
@@ -127,6 +128,7 @@ class Request:
         self._all_token_ids: list[int] = list(prompt_token_ids)
         self.output_token_ids = TokenView(self._output_token_ids)
         self.all_token_ids = TokenView(self._all_token_ids)
+        self.num_tokens = self.num_prompt_tokens  # known tokens, prompt and output: asked several times a step
 
         self.status = RequestStatus.WAITING_FOR_FSM if has_grammar else RequestStatus.WAITING
         self.num_computed_tokens = 0  # tokens whose KV is computed once the plans in flight have run
@@ -140,11 +142,6 @@ class Request:
         self.num_published_blocks = 0  # leading blocks of this stay already offered to the prefix cache
 
     @property
-    def num_tokens(self) -> int:
-        """Known tokens: prompt and output."""
-        return len(self._all_token_ids)
-
-    @property
     def max_num_tokens(self) -> int:
         """Length at which it ends, prompt and output together."""
         return self.num_prompt_tokens + self.max_tokens
@@ -152,12 +149,12 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """It owes at most one token. Everything else is a chunk, recomputed output included."""
-        return self.num_computed_tokens >= len(self._all_token_ids) + self.num_output_placeholders - 1
+        return self.num_computed_tokens >= self.num_tokens + self.num_output_placeholders - 1
 
     @property
     def is_partial(self) -> bool:
         """Known tokens are not all computed."""
-        return self.num_computed_tokens < len(self._all_token_ids)
+        return self.num_computed_tokens < self.num_tokens
 
     @property
     def order_key(self) -> tuple[int, float, int]:
@@ -168,6 +165,7 @@ class Request:
         """The only way to add tokens: keeps output and the whole sequence in step."""
         self._output_token_ids.extend(token_ids)
         self._all_token_ids.extend(token_ids)
+        self.num_tokens += len(token_ids)
 
     def __repr__(self) -> str:
         return (

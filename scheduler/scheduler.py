@@ -309,16 +309,16 @@ class Scheduler:
         on; plans run in order, and a step that fails ends the epoch.
         """
         in_flight: list[_InFlight] = []
-        spec_token_ids = step.spec_token_ids
+        requests, spec_token_ids = self.requests, step.spec_token_ids
         for request_id, num_tokens in step.num_scheduled_tokens.items():
-            request = self.requests[request_id]
+            request = requests[request_id]
             progress = request.num_computed_tokens
             samples = progress >= request.num_tokens + request.num_output_placeholders
             if samples:
                 request.num_output_placeholders += 1
             if progress - num_tokens < request.num_prompt_tokens:
                 self.kv_cache_manager.publish(request, min(progress, request.num_prompt_tokens))
-            num_drafts = len(spec_token_ids[request_id]) if request_id in spec_token_ids else 0
+            num_drafts = len(spec_token_ids.get(request_id, ())) if spec_token_ids else 0
             in_flight.append((request, request.num_preemptions, progress, num_drafts, samples))
         plan = StepPlan(
             epoch=self.epoch,
@@ -414,12 +414,12 @@ class Scheduler:
         Stop ids are masked in the sampler until min_tokens is met; the length is never gated.
         """
         room = request.max_num_tokens - request.num_tokens
-        for num_tokens, token_id in enumerate(token_ids, start=1):
-            if token_id in request.stop_token_ids:
-                return token_ids[:num_tokens], RequestStatus.FINISHED_STOPPED
-            if num_tokens == room:
-                return token_ids[:num_tokens], RequestStatus.FINISHED_LENGTH
-        return token_ids, None
+        if len(token_ids) > room:
+            token_ids = token_ids[:room]
+        if not request.stop_token_ids.isdisjoint(token_ids):
+            first = next(index for index, token_id in enumerate(token_ids) if token_id in request.stop_token_ids)
+            return token_ids[: first + 1], RequestStatus.FINISHED_STOPPED
+        return token_ids, RequestStatus.FINISHED_LENGTH if len(token_ids) == room else None
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         """Free all that a request holds. The caller takes it out of its queue."""

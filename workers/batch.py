@@ -63,57 +63,66 @@ class Batch:
     """Rows whose next token is a prompt token that wants its log-probability."""
 
 
+_NO_ROWS = RowSet(*(np.zeros(0, np.int64) for _ in range(4)))
+
+
 def build(plan: StepPlan, state: RequestState) -> Batch:
     """The batch of a plan that `state` has applied. Raises PlanError where plan and mirror disagree."""
     request_ids = list(plan.num_scheduled_tokens)
     slots = state.slots_of(request_ids)
-    num_scheduled = np.array(list(plan.num_scheduled_tokens.values()), np.int64)
-    seq_lens = state.num_computed[slots] + num_scheduled
-    _check(plan, state, request_ids, slots, num_scheduled, seq_lens)
+    num_scheduled = np.fromiter(plan.num_scheduled_tokens.values(), np.int64, len(slots))
+    num_computed, num_tokens, num_drafts = state.num_computed[slots], state.num_tokens[slots], state.num_drafts[slots]
+    seq_lens = num_computed + num_scheduled
+    _check(plan, state, request_ids, slots, num_scheduled, seq_lens, num_tokens, num_drafts)
 
-    query_start_loc = np.concatenate(([0], num_scheduled.cumsum()))
-    request_of_row = np.repeat(np.arange(len(slots)), num_scheduled)
+    query_start_loc = np.zeros(len(slots) + 1, np.int64)
+    num_scheduled.cumsum(out=query_start_loc[1:])
+    request_of_row = np.arange(len(slots)).repeat(num_scheduled)
     slot_of_row = slots[request_of_row]
-    positions = np.arange(query_start_loc[-1]) + (state.num_computed[slots] - query_start_loc[:-1])[request_of_row]
+    positions = np.arange(len(request_of_row)) + (num_computed - query_start_loc[:-1])[request_of_row]
 
-    blocks = state.block_table[slot_of_row, positions // state.block_size].astype(np.int64)
-    slot_mapping = blocks * state.block_size + positions % state.block_size
+    block_of_row, offset = np.divmod(positions, state.block_size)
+    slot_mapping = state.block_table[slot_of_row, block_of_row].astype(np.int64) * state.block_size + offset
 
     device = state.token_ids.device
-    max_seq_len = int(seq_lens.max())
+    host_query_lens, host_seq_lens = num_scheduled.tolist(), seq_lens.tolist()
+    max_seq_len = max(host_seq_lens)
     num_blocks = -(-max_seq_len // state.block_size)
+    num_prompt_logprobs = state.sampling.num_prompt_logprobs[slots]
+    wants_prompt = num_prompt_logprobs.max() >= 0
     return Batch(
         request_ids=request_ids,
         slots=slots,
         stays=state.stay[slots],
         seq_lens=seq_lens,
         num_logprobs=state.sampling.num_logprobs[slots],
-        num_prompt_logprobs=state.sampling.num_prompt_logprobs[slots],
+        num_prompt_logprobs=num_prompt_logprobs,
         input_ids=state.tokens_at(slot_of_row, positions),
         positions=to_device(positions, device),
         metadata=AttentionMetadata(
             query_start_loc=to_device(query_start_loc.astype(np.int32), device),
             seq_lens=to_device(seq_lens.astype(np.int32), device),
-            block_table=to_device(np.ascontiguousarray(state.block_table[slots, :num_blocks]), device),
+            block_table=to_device(state.block_table[slots, :num_blocks], device),
             slot_mapping=to_device(slot_mapping, device),
-            max_query_len=int(num_scheduled.max()),
+            max_query_len=max(host_query_lens),
             max_seq_len=max_seq_len,
-            host_query_lens=num_scheduled.tolist(),
-            host_seq_lens=seq_lens.tolist(),
+            host_query_lens=host_query_lens,
+            host_seq_lens=host_seq_lens,
         ),
-        sampling_rows=_sampling_rows(state, slots, seq_lens, query_start_loc),
-        prompt_rows=_prompt_rows(state, request_of_row, slot_of_row, positions),
+        sampling_rows=_sampling_rows(slots, seq_lens, num_tokens, num_drafts, query_start_loc),
+        prompt_rows=_prompt_rows(state, request_of_row, slot_of_row, positions) if wants_prompt else _NO_ROWS,
     )
 
 
-def _sampling_rows(state: RequestState, slots: IntArray, seq_lens: IntArray, query_start_loc: IntArray) -> RowSet:
-    samples = seq_lens >= state.num_tokens[slots]
-    num_rows = np.where(samples, state.num_drafts[slots] + 1, 0)
-    requests = np.repeat(np.arange(len(slots)), num_rows)
-    before_end = (num_rows.cumsum())[requests] - np.arange(len(requests))  # 1 for a request's last row
-    return RowSet(
-        requests, slots[requests], query_start_loc[1:][requests] - before_end, seq_lens[requests] - before_end + 1
-    )
+def _sampling_rows(
+    slots: IntArray, seq_lens: IntArray, num_tokens: IntArray, num_drafts: IntArray, query_start_loc: IntArray
+) -> RowSet:
+    (requests,) = (seq_lens >= num_tokens).nonzero()
+    num_rows = num_drafts[requests] + 1
+    last = num_rows.cumsum() - 1
+    requests = requests.repeat(num_rows)
+    behind = last.repeat(num_rows) - np.arange(len(requests))  # 0 for a request's last row
+    return RowSet(requests, slots[requests], query_start_loc[1:][requests] - 1 - behind, seq_lens[requests] - behind)
 
 
 def _prompt_rows(state: RequestState, requests: IntArray, slots: IntArray, positions: IntArray) -> RowSet:
@@ -129,24 +138,31 @@ def _check(
     slots: IntArray,
     num_scheduled: IntArray,
     seq_lens: IntArray,
+    num_tokens: IntArray,
+    num_drafts: IntArray,
 ) -> None:
     """A contradiction found here would otherwise write into another request's blocks or tokens."""
     if not request_ids:
         raise PlanError(f"plan {plan.step_id} schedules nothing")
-    num_drafts = state.num_drafts[slots]
-    placed_now = np.array([len(plan.spec_token_ids.get(request_id, ())) for request_id in request_ids], np.int64)
-    for wrong, what in (
+    ends = num_tokens + num_drafts
+    num_blocks = state.num_blocks[slots]
+    placed_now: IntArray | int = 0
+    if plan.spec_token_ids:
+        placed_now = np.array([len(plan.spec_token_ids.get(request_id, ())) for request_id in request_ids], np.int64)
+    faults = (
         (num_scheduled < 1, "schedules no token"),
         (num_drafts != placed_now, "comes before the drafts of an earlier step were verified"),
-        (seq_lens > state.num_tokens[slots] + num_drafts, "schedules more tokens than are known"),
-        ((num_drafts > 0) & (seq_lens < state.num_tokens[slots] + num_drafts), "does not reach its drafts' end"),
-        (seq_lens > state.num_blocks[slots] * state.block_size, "schedules tokens beyond its block table"),
+        (seq_lens > ends, "schedules more tokens than are known"),
+        ((num_drafts > 0) & (seq_lens < ends), "does not reach its drafts' end"),
+        (seq_lens > num_blocks * state.block_size, "schedules tokens beyond its block table"),
         (seq_lens >= state.max_model_len, f"leaves no room below max_model_len ({state.max_model_len})"),
-    ):
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            raise PlanError(
-                f"plan {plan.step_id} {what}: request {request_ids[row]!r}, {num_scheduled[row]} scheduled after"
-                f" {state.num_computed[slots[row]]} computed, {state.num_tokens[slots[row]]} known,"
-                f" {num_drafts[row]} drafts, {state.num_blocks[slots[row]]} blocks"
-            )
+    )
+    if not np.logical_or.reduce([rows for rows, _ in faults]).any():
+        return  # one look for all six, as this runs in every step
+    rows, what = next((rows, what) for rows, what in faults if rows.any())
+    row = int(np.flatnonzero(rows)[0])
+    raise PlanError(
+        f"plan {plan.step_id} {what}: request {request_ids[row]!r}, {num_scheduled[row]} scheduled after"
+        f" {state.num_computed[slots[row]]} computed, {num_tokens[row]} known,"
+        f" {num_drafts[row]} drafts, {num_blocks[row]} blocks"
+    )

@@ -84,7 +84,7 @@ class RequestState:
 
     def tokens_at(self, slots: IntArray, positions: IntArray) -> torch.Tensor:
         """Token ids [n] int64 on the device, of n (slot, position) pairs."""
-        return self.token_ids.view(-1)[self._flat(slots, positions)].to(torch.int64)
+        return self.token_ids.take(self._flat(slots, positions)).to(torch.int64)
 
     def place_sampled(self, slots: IntArray, positions: IntArray, token_ids: torch.Tensor) -> None:
         """Put sampled tokens [n], which stay on the device, at n (slot, position) pairs.
@@ -92,7 +92,7 @@ class RequestState:
         What was sampled behind a wrong draft is put in place as well: it lies beyond the known tokens
         once `apply_accepted` came, and is overwritten before it is read.
         """
-        self.token_ids.view(-1)[self._flat(slots, positions)] = token_ids.to(torch.int32)
+        self.token_ids.put_(self._flat(slots, positions), token_ids.to(torch.int32))
 
     def apply_result(self, slots: IntArray, seq_lens: IntArray) -> None:
         """A step was launched: `slots` [num_reqs] progressed to `seq_lens`, and those that sampled know one token
