@@ -174,6 +174,8 @@ class SharedMemoryCollectives:
         return RuntimeError(f"a collective of rank {self._state.rank} failed: {', '.join(causes)}")
 
     def _has_ended(self, rank: int) -> bool:
+        if rank == self._state.rank:  # it was stopped, and the others have given it up
+            return False
         poll = select.poll()
         poll.register(self._state.processes[rank], select.POLLIN)
         return bool(poll.poll(0))
