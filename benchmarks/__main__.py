@@ -4,7 +4,16 @@ import importlib
 import sys
 from pathlib import Path
 
-NAMES = ("scheduler_cost", "loadgen", "chunked_prefill", "disconnects", "gpu_check", "linear_speed", "side_by_side")
+NAMES = (
+    "scheduler_cost",
+    "loadgen",
+    "chunked_prefill",
+    "disconnects",
+    "gpu_check",
+    "linear_speed",
+    "sampling_speed",
+    "side_by_side",
+)
 
 
 def main(argv: list[str]) -> int:
