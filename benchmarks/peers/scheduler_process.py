@@ -44,7 +44,8 @@ def running_vllm_scheduler(model: Path) -> Iterator[VllmScheduler]:
     """Install the peer if need be, and start the process. Raises PeerError."""
     peer = Vllm()
     peer.prepare()
-    command = [str(peer.environment.python), str(_SCRIPT), str(model)]
+    # -P: the folder of the script holds a vllm.py, ours, which would come before the package.
+    command = [str(peer.environment.python), "-P", str(_SCRIPT), str(model)]
     with tempfile.NamedTemporaryFile(prefix="chunkserve-", suffix=".log") as log:
         process = subprocess.Popen(
             command,
