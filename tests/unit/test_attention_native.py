@@ -12,7 +12,7 @@ from paged_batches import build_metadata, shuffled_tables
 from workers.attention import AttentionBackend, select_backend
 from workers.attention.native_backend import NativeStep
 from workers.kernels.build import BuildError
-from workers.kernels.selection import set_num_threads
+from workers.kernels.library import library
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -21,9 +21,9 @@ BLOCK = 16
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
-    set_num_threads(request.param)
+    library().set_num_threads(request.param)
     yield request.param
-    set_num_threads(before)
+    library().set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(
     kv_heads = query_heads // (3 if query_heads == 9 else 4)
     lens = [700, 3, 290]
     alone = sequences(lens, dtype, query_heads, kv_heads, head_dim)
-    set_num_threads(1)
+    library().set_num_threads(1)
     expected = [torch.cat([alone.attend([r], [1], [i + 1], window)[0] for i in range(n)]) for r, n in enumerate(lens)]
-    set_num_threads(threads)
+    library().set_num_threads(threads)
     together = sequences(lens, dtype, query_heads, kv_heads, head_dim)
     chooser = random.Random(threads)
     done = [0] * len(lens)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from workers.kernels.library import library
 from workers.kernels.native import NativeGatedLinear, NativeKernels
-from workers.kernels.selection import set_num_threads
 from workers.kernels.torch_kernels import TorchKernels
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -17,7 +16,7 @@ RTOL = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
 def threads(request: pytest.FixtureRequest) -> None:
-    set_num_threads(request.param)
+    library().set_num_threads(request.param)
 
 
 def random(rows: int, size: int, seed: int, dtype: torch.dtype, scale: float = 2.0) -> torch.Tensor:

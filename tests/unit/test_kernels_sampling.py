@@ -12,8 +12,8 @@ from test_noise import GAMMA, MASK, mix, unmix
 from scheduler.plan import NewRequest, StepPlan
 from scheduler.sampling_params import SamplingParams
 from workers.batch import RowSet
+from workers.kernels.library import library
 from workers.kernels.sampling import SamplingKernels
-from workers.kernels.selection import set_num_threads
 from workers.logprobs import compute_logprobs
 from workers.request_state import RequestState
 from workers.sampler import SampledTokens, sample
@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
 def threads(request: pytest.FixtureRequest) -> None:
-    set_num_threads(request.param)
+    library().set_num_threads(request.param)
 
 
 def mirror(many: list[SamplingParams], vocab_size: int, random_seed: int) -> tuple[RowSet, RequestState]:

@@ -39,13 +39,12 @@ _FACTORIES: dict[str, Callable[[torch.device, torch.dtype, int], AttentionBacken
 
 
 def select_backend(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int | None = None
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int = 0
 ) -> AttentionBackend:
     """The backend called `name`; "auto" takes flash on CUDA and native on a CPU where they can run, else torch.
 
-    `block_size`: tokens a KV block where they are fixed already, 0 where the backend may choose. Until it is said,
-    "auto" does not take native, which pages by 16. Raises ValueError for an unknown name, and for a choice that
-    cannot run here, naming what is missing.
+    `block_size`: tokens a KV block where they are fixed already, 0 where the backend may choose. Raises ValueError for
+    an unknown name, and for a choice that cannot run here, naming what is missing.
     """
     if name == "auto":
         try:
@@ -58,12 +57,10 @@ def select_backend(
     return _FACTORIES[name](device, dtype, head_dim)
 
 
-def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int | None) -> AttentionBackend:
+def _fastest(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> AttentionBackend:
     """Raises ValueError where it cannot run."""
     if device.type == "cuda":
         return _flash(device, dtype, head_dim)
-    if block_size is None:
-        raise ValueError("the block size is not known")
     backend = _native(device, dtype, head_dim)
     backend.kv_cache_shape(1, block_size or backend.block_size, 1, head_dim)  # refuses a wrong size
     logger.info("attention backend 'native': compiled for this processor, %s", dtype)

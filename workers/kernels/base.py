@@ -18,6 +18,9 @@ class Kernels(Protocol):
     def name(self) -> str:
         """For logs."""
 
+    def set_num_threads(self, count: int) -> None:
+        """How many threads of this process compute, torch's own included. Call it while none does."""
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
         """x W^T + b with W [out, in]. May keep another form of the weights and drop this one."""
 

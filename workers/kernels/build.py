@@ -21,7 +21,7 @@ LIBRARY = "kernels.so"
 BUILD_SECONDS = 300.0
 """Deadline of one compiler call. All of them together take some ten seconds."""
 _COMPILERS = ("g++", "clang++")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
 class BuildError(Exception):

@@ -52,7 +52,7 @@ class NativeGatedLinear:
 
 
 class NativeKernels:
-    """Kernels of one dtype, whose threads are those that `set_num_threads` said."""
+    """Kernels of one dtype."""
 
     name = "native"
 
@@ -66,6 +66,11 @@ class NativeKernels:
             "add_rms_norm" + suffix, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT
         )
         self._silu_and_mul = library().function("silu_and_mul" + suffix, POINTER, POINTER, SIZE, SIZE)
+
+    def set_num_threads(self, count: int) -> None:
+        library().set_num_threads(count)
+        # Where torch has no product to compute, its threads would only be in the way of ours.
+        torch.set_num_threads(1 if self._packs else count)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
         return PackedLinear(weight, bias) if self._packs else TorchLinear(weight, bias)

@@ -1,4 +1,4 @@
-"""Which kernels run here, and on how many threads."""
+"""Which kernels run here."""
 
 import logging
 
@@ -6,7 +6,6 @@ import torch
 
 from workers.kernels.base import Kernels
 from workers.kernels.build import BuildError
-from workers.kernels.library import library
 from workers.kernels.native import NativeKernels
 from workers.kernels.torch_kernels import TorchKernels
 
@@ -22,12 +21,3 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     except (ValueError, OSError, BuildError) as error:
         logger.warning("kernels in plain torch, which are slower: %s", error)
         return TorchKernels()
-
-
-def set_num_threads(count: int) -> None:
-    """How many threads of this process compute, torch's own included."""
-    torch.set_num_threads(count)
-    try:
-        library().set_num_threads(count)
-    except (OSError, BuildError):
-        return  # `select_kernels` says why

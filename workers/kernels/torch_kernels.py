@@ -49,6 +49,9 @@ class TorchKernels:
 
     name = "torch"
 
+    def set_num_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
         return TorchLinear(weight, bias)
 

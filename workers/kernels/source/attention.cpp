@@ -2,7 +2,6 @@
 #include "attention_plan.h"
 #include "parallel.h"
 
-#include <atomic>
 
 namespace {
 
@@ -184,17 +183,15 @@ private:
 template <class T>
 void attend_step(const T* queries, int64_t query_stride, T* cache, const Step& step, float scale, T* out) {
     const Attention<T> attention(queries, query_stride, cache, step, scale, out);
-    std::atomic<int64_t> next{0};
-    const auto work = [&] {
-        Scratch scratch;
-        for (int64_t i = next++; i < step.num_pieces; i = next++) attention.run(step.pieces[i], scratch);
+    const auto run = [&](int64_t piece) {
+        thread_local Scratch scratch;
+        attention.run(step.pieces[piece], scratch);
     };
-    if (num_threads == 1 || step.num_pieces == 1 || step.work < WORK_GRAIN * num_threads) {
-        work();
-        return;
+    if (step.work < WORK_GRAIN * num_threads) {
+        for (int64_t piece = 0; piece < step.num_pieces; piece++) run(piece);
+    } else {
+        parallel_pieces(step.num_pieces, run);
     }
-#pragma omp parallel num_threads(num_threads)
-    work();
 }
 
 }  // namespace

@@ -4,10 +4,6 @@
 
 #include <cmath>
 
-int num_threads = 1;
-
-extern "C" void set_num_threads(int count) { num_threads = count; }
-
 extern "C" int has_bf16_dot() {
 #if defined(__AVX512BF16__)
     return 1;
