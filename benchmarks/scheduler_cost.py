@@ -2,8 +2,9 @@
 
     python -m benchmarks.scheduler_cost [--vllm]
 
-Prints medians in milliseconds, and the total over what linear growth from the smallest N would give.
-With --vllm each N is followed by vLLM's own scheduler, in an environment that is made on first use.
+Prints medians in milliseconds over all rounds, and the total over what linear growth from the smallest N would give.
+With --vllm ours takes turns with vLLM's own scheduler, in an environment that is made on first use; the ratio is the
+median over rounds, because a machine's speed changes from one second to the next.
 Exits with 1 if 256 decodes take more than 0.8 ms at the median, or a quarter of vLLM's time, or if
 1,024 take over 1.25 times what linear growth from 16 gives.
 """
@@ -15,9 +16,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.scheduler_process import VllmScheduler, running_vllm_scheduler
+from benchmarks.summary import spread_of, table
 from cluster.models.store import open_store
 from cluster.settings.tree import DEFAULT_MODEL
 from scheduler.config import SchedulerConfig
@@ -85,38 +88,65 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scheduler_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vllm", action="store_true", help="time vLLM's scheduler beside ours")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose configuration vLLM's scheduler is built for")
     args = parser.parse_args(argv)
     with ExitStack() as stack:
         peer = stack.enter_context(running_vllm_scheduler(_directory(args.model))) if args.vllm else None
-        ours, vllms = _measure_all(peer)
-    checks = checks_of(ours, vllms)
+        rounds = [_measure_all(peer) for _ in range(args.rounds)]
+    print(_table(rounds))
+    checks = checks_of(rounds)
     print("\n".join(["", *(f"{'ok  ' if good else 'MISS'}  {text}" for text, good in checks)]))
     return int(not all(good for _, good in checks))
 
 
-def _measure_all(peer: VllmScheduler | None) -> tuple[dict[int, float], dict[int, float]]:
-    """Total milliseconds by size, of ours and of vLLM's; prints each line when it is known."""
-    line = f"{'N':>6}{'schedule ms':>14}{'update ms':>12}{'total ms':>11}{'vs linear':>11}"
-    print(line + ("" if peer is None else f"{'vLLM schedule':>16}{'update':>9}{'total':>9}{'ours / vLLM':>14}"))
-    ours: dict[int, float] = {}
-    vllms: dict[int, float] = {}
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Milliseconds of schedule(), of the update and of both, by size; of vLLM's scheduler too if that was asked for."""
+
+    ours: Mapping[int, tuple[float, float, float]]
+    vllms: Mapping[int, tuple[float, float, float]]
+
+    def ratio(self, size: int) -> float:
+        """Ours / vLLM's."""
+        return self.ours[size][2] / self.vllms[size][2]
+
+
+def _measure_all(peer: VllmScheduler | None) -> Round:
+    ours, vllms = {}, {}
     for size in SIZES:
-        schedule_ms, update_ms, ours[size] = measure(size)
-        linear = ours[SIZES[0]] * size / SIZES[0]
-        line = f"{size:>6}{schedule_ms:>14.3f}{update_ms:>12.3f}{ours[size]:>11.3f}{ours[size] / linear:>10.2f}x"
+        ours[size] = measure(size)
         if peer is not None:
-            schedule_ms, update_ms, vllms[size] = peer.measure(size, NUM_STEPS, PROMPT_TOKENS)
-            line += f"{schedule_ms:>16.3f}{update_ms:>9.3f}{vllms[size]:>9.3f}{ours[size] / vllms[size]:>13.2f}x"
-        print(line, flush=True)
-    return ours, vllms
+            vllms[size] = peer.measure(size, NUM_STEPS, PROMPT_TOKENS)
+    return Round(ours, vllms)
 
 
-def checks_of(ours: Mapping[int, float], vllms: Mapping[int, float]) -> list[tuple[str, bool]]:
-    """The targets that these total milliseconds by size can tell about, and whether they are met."""
-    checked = ours[CHECKED_SIZE]
-    growth = ours[SIZES[-1]] / ours[SIZES[0]] / (SIZES[-1] / SIZES[0])
+def _median(rounds: Sequence[Round], size: int, column: int = 2) -> float:
+    return statistics.median(found.ours[size][column] for found in rounds)
+
+
+def _table(rounds: Sequence[Round]) -> str:
+    with_vllm = bool(rounds[0].vllms)
+    header = ["N", "schedule ms", "update ms", "total ms", "vs linear"]
+    rows: list[list[object]] = []
+    for size in SIZES:
+        linear = _median(rounds, SIZES[0]) * size / SIZES[0]
+        times = [f"{_median(rounds, size, column):.3f}" for column in range(3)]
+        row: list[object] = [size, *times, f"{_median(rounds, size) / linear:.2f}x"]
+        if with_vllm:
+            row += [
+                f"{statistics.median(found.vllms[size][2] for found in rounds):.3f}",
+                spread_of([round(found.ratio(size), 3) for found in rounds]),
+            ]
+        rows.append(row)
+    return table([*header, "vLLM total ms", "ours / vLLM's"] if with_vllm else header, rows)
+
+
+def checks_of(rounds: Sequence[Round]) -> list[tuple[str, bool]]:
+    """The targets that these rounds can tell about, and whether they are met."""
+    checked = _median(rounds, CHECKED_SIZE)
+    growth = _median(rounds, SIZES[-1]) / _median(rounds, SIZES[0]) / (SIZES[-1] / SIZES[0])
     checks = [
         (f"{CHECKED_SIZE} decodes: {checked:.3f} ms (target: at most {LIMIT_MS:g})", checked <= LIMIT_MS),
         (
@@ -124,8 +154,8 @@ def checks_of(ours: Mapping[int, float], vllms: Mapping[int, float]) -> list[tup
             growth <= LIMIT_OF_LINEAR,
         ),
     ]
-    if vllms:
-        ratio = checked / vllms[CHECKED_SIZE]
+    if rounds[0].vllms:
+        ratio = statistics.median(found.ratio(CHECKED_SIZE) for found in rounds)
         text = f"{CHECKED_SIZE} decodes: {ratio:.2f} of vLLM's time (target: at most {LIMIT_OF_VLLM:g})"
         checks.append((text, ratio <= LIMIT_OF_VLLM))
     return checks

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.__main__ import NAMES, main
-from benchmarks.scheduler_cost import checks_of
+from benchmarks.scheduler_cost import Round, checks_of
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -21,7 +21,7 @@ def test_the_default_is_scheduler_cost(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_MS", 1e6)
     monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_OF_LINEAR", 1e6)
     assert main([]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 7
     monkeypatch.setattr("benchmarks.scheduler_cost.LIMIT_MS", 0.0)
     assert main([]) == 1
 
@@ -31,9 +31,20 @@ def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
     assert ", ".join(NAMES) in capsys.readouterr().err
 
 
+def cost(vllm: float | None = None, **ours: float) -> Round:
+    """Totals in milliseconds, ours by size and vLLM's at 256."""
+    totals = {16: 0.05, 64: 0.2, 256: 0.8, 1024: 3.2} | {int(size[1:]): total for size, total in ours.items()}
+    return Round(
+        {size: (0.0, 0.0, total) for size, total in totals.items()}, {} if vllm is None else {256: (0.0, 0.0, vllm)}
+    )
+
+
 def test_the_targets_of_scheduler_cost() -> None:
-    ours = {16: 0.05, 64: 0.2, 256: 0.8, 1024: 3.2}
-    assert [good for _, good in checks_of(ours, {})] == [True, True]
-    assert [good for _, good in checks_of({**ours, 256: 0.81, 1024: 4.1}, {})] == [False, False]
-    assert [good for _, good in checks_of(ours, {256: 3.2})] == [True, True, True]
-    assert [good for _, good in checks_of(ours, {256: 3.1})] == [True, True, False]
+    assert [good for _, good in checks_of([cost()])] == [True, True]
+    assert [good for _, good in checks_of([cost(n256=0.81, n1024=4.1)])] == [False, False]
+    assert [good for _, good in checks_of([cost(vllm=3.2)])] == [True, True, True]
+    assert [good for _, good in checks_of([cost(vllm=3.1)])] == [True, True, False]
+    one_slow_round = [cost(vllm=4.0), cost(vllm=4.0, n256=8.0, n1024=32.0), cost(vllm=4.0)]
+    assert [good for _, good in checks_of(one_slow_round)] == [True, True, True]
+    slow_for_both = [cost(vllm=40.0, n256=8.0)] * 2 + [cost(vllm=4.0)]
+    assert [good for _, good in checks_of(slow_for_both)] == [False, True, True]
