@@ -16,6 +16,7 @@ from cluster.engine.settings import EngineSettings
 from cluster.errors import ConfigError
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.cluster_ray import ClusterRay
+from cluster.launch.kernel_build import KernelBuild
 from cluster.launch.local_ray import LocalRay
 from cluster.launch.placement import cpus_needed
 from cluster.launch.signals import Stopped, StopSignals
@@ -82,6 +83,7 @@ class Launcher:
 
     def _run(self, run: RayRun, engine: EngineSettings, frontend: FrontendSettings) -> int:
         self._stop.install(force=run.kill)
+        kernels = None if self._device.kind == "cuda" else KernelBuild()
         failed = True
         try:
             self._say(run.describe())
@@ -90,6 +92,8 @@ class Launcher:
             except SystemExit:  # Ray's own answer to SIGTERM, which is in place until ours is again
                 self._stop.note()
             self._stop.install(force=run.kill)
+            if kernels is not None:
+                kernels.wait(self._say)
             self._serve(run, engine, frontend)
             failed = False
         finally:
