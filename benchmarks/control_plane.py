@@ -162,7 +162,9 @@ class Loop:
     def _record(
         self, plan: StepPlan, result: StepResult, outputs: Sequence[RequestOutput], sent_at: float, received_at: float
     ) -> None:
-        self._log.record(plan, result, outputs, sent_ahead=False, sent_at=sent_at, received_at=received_at)
+        self._log.record(
+            plan, result, outputs, sent_ahead=False, sent_at=sent_at, received_at=received_at, stage_seconds={}
+        )
 
 
 def _ignore(summary: GenerateSummary) -> None:

@@ -79,6 +79,8 @@ class StepResult:
     errors: dict[str, str] = field(default_factory=dict)
     """Faults of single requests (NaN logits); the rest of the step stands."""
     execute_seconds: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    """Where rank 0's time has gone since its last result; empty unless steps are profiled."""
 
 
 @dataclass(slots=True)

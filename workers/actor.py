@@ -64,6 +64,10 @@ class WorkerActor:
         """Dial the engine and execute its plans from now on. Raises LinkError when it cannot be reached."""
         worker = self._loaded()
         link = Link.connect(host, port, token, rank_name(self._rank), _CONNECT_SECONDS)
+        if worker.clock is not None:
+            from workers.profile import profile_link
+
+            profile_link(link, worker.clock)
         threading.Thread(target=serve_plans, args=(link, worker, self._rank), name="steps", daemon=True).start()
 
     def _loaded(self) -> "Worker":

@@ -6,6 +6,8 @@ The same class runs under the Ray shell, in process and under plain processes in
 import logging
 import platform
 import time
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -15,12 +17,14 @@ from workers import rehearsal
 from workers.attention import AttentionBackend, select_backend
 from workers.config import ModelLimits, WorkerConfig
 from workers.device import available_cores, select_device, select_dtype
-from workers.kernels.selection import select_kernels, set_num_threads
+from workers.kernels.selection import select_kernels
 from workers.kv_cache import allocate_kv_caches, block_bytes
 from workers.model_runner import ModelRunner, PendingStep
 from workers.models import DecoderModel, load_model, read_model_config
 from workers.partition import partition
+from workers.profile import profile_rank
 from workers.request_state import RequestState
+from workers.stage_clock import StageClock
 from workers.tensor_parallel import TensorParallel
 from workers.vocab import VocabShards
 
@@ -47,6 +51,8 @@ class Worker:
         self._rank = rank
         self._rendezvous = rendezvous
         self._connected = False
+        self.clock: StageClock | None = None
+        """Where time goes, once `allocate` was called with `profile_steps`."""
 
     def load(self) -> None:
         """Take the device, meet the other ranks, read this rank's slices of the weights.
@@ -60,7 +66,9 @@ class Worker:
             torch.cuda.set_device(self._device)
         model_config = read_model_config(config.model_path)
         self._dtype = select_dtype(config.dtype, self._device, model_config.dtype)
-        self._backend = select_backend(config.attention_backend, self._device, self._dtype, model_config.head_dim)
+        self._backend = select_backend(
+            config.attention_backend, self._device, self._dtype, model_config.head_dim, config.block_size
+        )
         partition(  # refuses a group size that cannot split the model, before anybody waits for anybody
             self._rank,
             config.tensor_parallel_size,
@@ -70,16 +78,16 @@ class Worker:
             model_config.vocab_size,
         )
         self._tp = self._connect()
-        if self._device.type == "cpu":
-            set_num_threads(config.num_threads or max(1, available_cores() // self._ranks_on_this_node()))
-        started = time.perf_counter()
         kernels = select_kernels(self._device, self._dtype)
+        if self._device.type == "cpu":
+            kernels.set_num_threads(self._num_threads())
+        started = time.perf_counter()
         self._model = load_model(config.model_path, self._tp, self._device, self._dtype, self._backend, kernels)
         self._shards = VocabShards(self._tp, self._model.vocab_shard_sizes)
         logger.info(
             "rank %d of %d: weights in %.1f s, %s on %s, %d threads, attention %s, kernels %s",
             self._rank, config.tensor_parallel_size, time.perf_counter() - started,
-            self._dtype, self._device, torch.get_num_threads(), self._backend.name, kernels.name,
+            self._dtype, self._device, self._num_threads(), self._backend.name, kernels.name,
         )  # fmt: skip
 
     def measure(self) -> ModelLimits:
@@ -121,6 +129,8 @@ class Worker:
         for plan in plans:
             self.execute_step(plan)
         state.clear()
+        if config.profile_steps:
+            self.clock = profile_rank(self._model, self._backend, self._tp, self._runner, self._device)
 
     def execute_step(self, plan: StepPlan) -> StepResult:
         """Run a plan to its result. Raises PlanError when it contradicts the plans before it."""
@@ -132,7 +142,8 @@ class Worker:
 
     def collect_step(self, pending: PendingStep) -> StepResult:
         """Wait for a launched step's result, in the order of the launches: the second half."""
-        return self._runner.collect(pending)
+        result = self._runner.collect(pending)
+        return result if self.clock is None else replace(result, stage_seconds=self.clock.take())
 
     def shutdown(self) -> None:
         """Leave the group. The worker is of no use afterwards; calling it again does nothing."""
@@ -148,6 +159,11 @@ class Worker:
         self._connected = True
         return tp
 
+    def _num_threads(self) -> int:
+        """Of a CPU rank: its share of the cores there are."""
+        return self._config.num_threads or max(1, available_cores() // self._ranks_on_this_node)
+
+    @cached_property
     def _ranks_on_this_node(self) -> int:
         if self._tp.size == 1:
             return 1

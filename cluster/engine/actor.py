@@ -15,6 +15,7 @@ from dataclasses import astuple
 from typing import TypeVar
 
 from cluster.engine.engine import Engine
+from cluster.engine.profile import profile_engine
 from cluster.engine.ray_executor import RayExecutor
 from cluster.engine.settings import EngineSettings
 from cluster.engine.thread import EngineThread
@@ -26,6 +27,7 @@ from cluster.metrics.pusher import MetricsPusher
 from scheduler.request import Request, RequestRefused
 from scheduler.scheduler import Scheduler
 from workers.config import ModelLimits
+from workers.stage_clock import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class EngineReplica:
         self._settings = settings
         self._engine_id = f"engine-{uuid.uuid4().hex[:8]}"
         self._metrics = EngineMetrics()
+        self._clock = StageClock() if settings.worker.profile_steps else None
         self._pusher = self._start_pusher()
         self._executor = RayExecutor(settings, self._show_phase)
         self._thread = EngineThread(self._make_engine)
@@ -131,16 +134,23 @@ class EngineReplica:
         settings = self._settings
         engine = Engine(
             self._executor,
-            lambda limits: Scheduler(settings.scheduler_config(limits), limits.num_blocks),
+            self._make_scheduler,
             lambda outputs: self._sender.publish(outputs),
             settings.scheduler.overlap_depth,
             self._metrics,
             settings.step_log_size,
+            dict if self._clock is None else self._clock.take,
         )
         self._sender = TokenSender(self._engine_id, engine.finish_request, settings.deadlines.orphan)
         self._sender.start()
         self._engine = engine
         return engine
+
+    def _make_scheduler(self, limits: ModelLimits) -> Scheduler:
+        scheduler = Scheduler(self._settings.scheduler_config(limits), limits.num_blocks)
+        if self._clock is not None:
+            profile_engine(scheduler, self._executor, self._sender, self._metrics, self._clock)
+        return scheduler
 
     def _begin(self, request: GenerateRequest, answer: "Future[GenerateSummary]") -> None:
         self._sender.open(request.request_id, request.reply_to, answer.set_result)

@@ -54,8 +54,12 @@ class Engine:
         overlap_depth: int,
         metrics: EngineMetrics | None = None,
         step_log_size: int = 4096,
+        take_stage_seconds: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        """`publish` gets all that one step means, at most one output a request; it must not wait."""
+        """`publish` gets all that one step means, at most one output a request; it must not wait.
+
+        `take_stage_seconds`: where the engine's time has gone since it was last asked, for the step log.
+        """
         self._executor = executor
         self._make_scheduler = make_scheduler
         self._publish = publish
@@ -63,6 +67,7 @@ class Engine:
         self._metrics = metrics or EngineMetrics()
         self._scheduler: Scheduler | None = None
         self._log = StepLog(step_log_size)
+        self._take_stage_seconds = take_stage_seconds
         self._in_flight: deque[_Step] = deque()
         self._open: set[str] = set()
         self._state: Literal["starting", "ready", "failed", "stopped"] = "starting"
@@ -117,7 +122,13 @@ class Engine:
         self._emit(outputs)
         self._metrics.observe(step.plan, result, outputs, scheduler.stats(), step.sent_at, received_at)
         self._log.record(
-            step.plan, result, outputs, sent_ahead=step.sent_ahead, sent_at=step.sent_at, received_at=received_at
+            step.plan,
+            result,
+            outputs,
+            sent_ahead=step.sent_ahead,
+            sent_at=step.sent_at,
+            received_at=received_at,
+            stage_seconds=self._take_stage_seconds(),
         )
 
     def _send(self, plan: StepPlan) -> None:

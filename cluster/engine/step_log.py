@@ -31,8 +31,9 @@ class StepLog:
         sent_ahead: bool,
         sent_at: float,
         received_at: float,
+        stage_seconds: dict[str, float],
     ) -> StepRecord:
-        """Add one step; `outputs` is what the scheduler made of its result."""
+        """Add one step; `outputs` is what the scheduler made of its result, `stage_seconds` the engine's own."""
         scheduled = plan.num_scheduled_tokens
         self._decoding.difference_update(plan.preempted_request_ids)
         decodes = self._decoding & scheduled.keys()
@@ -52,6 +53,7 @@ class StepLog:
             wall_seconds=received_at - max(sent_at, self._last_received_at),
             sent_at=sent_at,
             received_at=received_at,
+            stage_seconds=result.stage_seconds | stage_seconds,
         )
         self._last_received_at = received_at
         self._records.append(record)

@@ -4,7 +4,7 @@
 messages on the token link that the engine opens to each front end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.plan import RequestOutput
 from scheduler.sampling_params import SamplingParams
@@ -106,3 +106,5 @@ class StepRecord:
     """From the later of (plan sent, previous result) to the result: the step's share of a stream's gap."""
     sent_at: float
     received_at: float
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    """Where rank 0's and the engine's time has gone since the step before it; empty unless steps are profiled."""

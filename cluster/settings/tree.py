@@ -69,6 +69,7 @@ class ServerSettings:
     max_body_mb: float = _setting(16.0, number(0, 1024, above=True))
     max_queue_seconds: float | None = _setting(None, number(0, above=True), unset="none")
     drain_seconds: float = _setting(30.0, number(0, 86400))
+    profile_steps: bool = _setting(False, boolean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,7 @@ def engine_settings(settings: Settings, model_path: str, device: Device) -> Engi
         kv_memory_bytes=int(cache.memory_gb * GIB),
         gpu_memory_utilization=cache.gpu_memory_utilization,
         attention_backend=settings.attention.backend,
+        profile_steps=settings.server.profile_steps,
     )
     scheduler = SchedulerOptions(
         long_prefill_token_threshold=options.long_prefill_token_threshold,

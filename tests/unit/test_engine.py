@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from fake_executor import LIMITS, FakeExecutor, continuation
@@ -116,7 +117,7 @@ async def test_step_log_shows_that_no_stream_waits(depth: int) -> None:
 
 async def test_step_log_counts_a_decode_left_out() -> None:
     log = StepLog(8)
-    times = {"sent_ahead": False, "sent_at": 0.0, "received_at": 0.0}
+    times: dict[str, Any] = {"sent_ahead": False, "sent_at": 0.0, "received_at": 0.0, "stage_seconds": {}}
     sampled = [RequestOutput("a", [1]), RequestOutput("b", [1])]
     log.record(StepPlan(0, 0, {"a": 3, "b": 4}), StepResult(0, 0), sampled, **times)
     record = log.record(StepPlan(0, 1, {"b": 1, "c": 5}), StepResult(0, 1), [], **times)
