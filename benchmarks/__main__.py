@@ -6,6 +6,8 @@ from pathlib import Path
 
 NAMES = (
     "scheduler_cost",
+    "control_plane",
+    "breakdown",
     "loadgen",
     "chunked_prefill",
     "disconnects",

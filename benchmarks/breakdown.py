@@ -67,10 +67,14 @@ def breakdown(steps: Sequence[Step]) -> Result:
         "wall_ms": wall,
         "execute_ms": 1e3 * statistics.median(step["execute_seconds"] for step in steps),
         "stages_ms": stages,
-        "unseen_ms": wall - sum(stages[stage] for stage in RANK_STAGES),
+        "unseen_ms": 1e3 * statistics.median(map(_unseen, steps)),
         "idle_share": 1 - _total(steps, "execute_seconds") / _total(steps, "wall_seconds"),
         "mean_requests": statistics.fmean(step["num_requests"] for step in steps),
     }
+
+
+def _unseen(step: Step) -> float:
+    return float(step["wall_seconds"] - sum(step["stage_seconds"].get(stage, 0.0) for stage in RANK_STAGES))
 
 
 def _total(steps: Sequence[Step], name: str) -> float:
