@@ -1,7 +1,9 @@
-"""Whether the machine was ours while we measured."""
+"""Whether the machine was ours while we measured, and keeping it so."""
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -34,20 +36,41 @@ def cores_used_by(pid: int, seconds: float) -> float:
     return sum(used - before.get(process, used) for process, used in after.items()) / seconds
 
 
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Stop this process and all that it started (SIGSTOP); they go on at the end."""
+    stopped: list[psutil.Process] = []
+    try:
+        while started := [process for process in _tree(pid) if process not in stopped]:
+            for process in started:  # parents first; what they started until then is found by the next look
+                stopped.append(process)
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+        yield
+    finally:
+        for process in reversed(stopped):
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
 def _own_seconds() -> dict[int, float]:
     return _tree_seconds(os.getpid())
 
 
 def _tree_seconds(pid: int) -> dict[int, float]:
     found = {}
-    root = psutil.Process(pid)
-    for process in (root, *root.children(recursive=True)):
+    for process in _tree(pid):
         try:
             times = process.cpu_times()
         except psutil.Error:
             continue  # It just ended.
         found[process.pid] = times.user + times.system
     return found
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
 
 
 def _busy_seconds() -> float:

@@ -4,8 +4,7 @@
 
 W1 is run at every budget (tokens a step) of --budget, the other workloads at --budget-otherwise, by default
 the peer's best. Both servers are started once for each budget and take turns, which goes first changing from round to
-round; what they use when idle is shown. With --alone only one of them is up at a time: slower, and the check
-that an idle neighbour does not matter.
+round; the one whose turn it is not is stopped meanwhile (SIGSTOP), so that it uses nothing.
 
 A run disturbed by other processes is repeated, and left out if that does not help. Every run is in --out at once, and
 a command that is repeated with the same --out continues there. Exits with 1 when a target is missed.
@@ -18,13 +17,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.client import Dialect
 from benchmarks.comparison import Pair, Place, is_disturbed, report
 from benchmarks.loadgen import first_model, new_session, run_once
-from benchmarks.machine import CpuWatch, children, cores_used_by
+from benchmarks.machine import CpuWatch, children, cores_used_by, paused
 from benchmarks.peers.running import PEERS, Peer, running_peer
 from benchmarks.run_book import RunBook
 from benchmarks.service import running_service
@@ -35,6 +35,8 @@ from cluster.settings.tree import DEFAULT_MODEL
 
 OURS = "ours"
 ATTEMPTS = 3
+SETTLE_SECONDS = 1.0
+IDLE_AFTER_SECONDS = 5.0
 IDLE_SECONDS = 3.0
 
 
@@ -60,9 +62,7 @@ class Comparison:
                 for name, at in self.places()
                 if at == budget and not self._is_done(name, budget, index)
             ]
-            if missing and self._args.alone:
-                self._run_alone(budget, missing)
-            elif missing:
+            if missing:
                 self._run_in_turn(budget, missing)
 
     def pairs(self) -> dict[Place, list[Pair]]:
@@ -71,7 +71,7 @@ class Comparison:
             (name, budget): [
                 Pair(self._book.run(name, budget, index, OURS), self._book.run(name, budget, index, self._peer.name))
                 for index in range(self._args.rounds)
-                if all(self._book.has_run(name, budget, index, server) for server in self._servers(index))
+                if all(self._book.has_run(name, budget, index, server) for server in (OURS, self._peer.name))
             ]
             for name, budget in self.places()
         }
@@ -81,40 +81,34 @@ class Comparison:
         return all(
             self._book.has_run(name, budget, index, server)
             and not is_disturbed(self._book.run(name, budget, index, server))
-            for server in self._servers(index)
+            for server in (OURS, self._peer.name)
         )
 
-    def _servers(self, index: int) -> list[str]:
-        """Who goes first in a round."""
-        return [OURS, self._peer.name] if index % 2 == 0 else [self._peer.name, OURS]
-
     def _run_in_turn(self, budget: int, missing: Sequence[tuple[int, str]]) -> None:
-        with ExitStack() as stack:
-            urls = {server: stack.enter_context(self._server(server, budget)) for server in self._servers(0)}
+        with self._server(OURS, budget) as ours, ExitStack() as stack:
+            with paused(ours.pid):
+                peer = stack.enter_context(self._server(self._peer.name, budget))
             for index, name in missing:
-                for server in self._servers(index):
-                    self._measure(server, urls[server], name, budget, index)
-
-    def _run_alone(self, budget: int, missing: Sequence[tuple[int, str]]) -> None:
-        for index in sorted({index for index, _ in missing}):
-            for server in self._servers(index):
-                with self._server(server, budget) as url:
-                    for name in [name for at, name in missing if at == index]:
-                        self._measure(server, url, name, budget, index)
+                for server, other in ((ours, peer), (peer, ours)) if index % 2 == 0 else ((peer, ours), (ours, peer)):
+                    with paused(other.pid):
+                        time.sleep(SETTLE_SECONDS)  # what has just gone on catches up with its timers
+                        self._measure(server, name, budget, index)
 
     @contextmanager
-    def _server(self, server: str, budget: int) -> Iterator[str]:
+    def _server(self, name: str, budget: int) -> Iterator["_Server"]:
         """Start one, warm it up, and see what it uses when idle."""
         before = children()
         started = time.monotonic()
-        with self._starting(server, budget) as url:
+        with self._starting(name, budget) as url:
             seconds = time.monotonic() - started
-            asyncio.run(_warm_up(url, self._prompts, self._dialect(server)))
-            [process] = children() - before
-            idle = cores_used_by(process, IDLE_SECONDS)
-            self._book.add_start(server, budget, seconds, idle)
-            print(f"{server}, budget {budget}: up after {seconds:.0f} s; idle it uses {idle:.3f} cores", flush=True)
-            yield url
+            [pid] = children() - before
+            server = _Server(name, url, pid, "openai" if name == OURS else self._peer.dialect)
+            asyncio.run(_warm_up(server, self._prompts))
+            time.sleep(IDLE_AFTER_SECONDS)
+            idle = cores_used_by(pid, IDLE_SECONDS)
+            self._book.add_start(name, budget, seconds, idle)
+            print(f"{name}, budget {budget}: up after {seconds:.0f} s; idle it uses {idle:.3f} cores", flush=True)
+            yield server
 
     def _starting(self, server: str, budget: int) -> AbstractContextManager[str]:
         if server != OURS:
@@ -128,32 +122,37 @@ class Comparison:
         ]
         return running_service(settings)
 
-    def _dialect(self, server: str) -> Dialect:
-        return "openai" if server == OURS else self._peer.dialect
-
-    def _measure(self, server: str, url: str, name: str, budget: int, index: int) -> None:
+    def _measure(self, server: "_Server", name: str, budget: int, index: int) -> None:
         tries: list[Summary] = []
         while len(tries) < ATTEMPTS and (not tries or is_disturbed(tries[-1])):
             seed = self._book.seed + 1000 * index + len(tries)  # other prompts: the last try's are in its cache
-            tries.append(asyncio.run(_run(url, name, self._prompts, seed, self._dialect(server))))
+            tries.append(asyncio.run(_run(server, name, self._prompts, seed)))
         summary = min(tries, key=lambda run: float(run["other_cores"]))
-        self._book.add_run(name, budget, index, server, summary)
+        self._book.add_run(name, budget, index, server.name, summary)
         others = f"; others used {summary['other_cores']:.2f} cores" if is_disturbed(summary) else ""
-        print(f"round {index + 1}, {name} at {budget}, {server}: {summary['wall_s']:.1f} s{others}", flush=True)
+        print(f"round {index + 1}, {name} at {budget}, {server.name}: {summary['wall_s']:.1f} s{others}", flush=True)
 
 
-async def _warm_up(url: str, prompts: PromptSource, dialect: Dialect) -> None:
+@dataclass(frozen=True, slots=True)
+class _Server:
+    name: str
+    url: str
+    pid: int
+    dialect: Dialect
+
+
+async def _warm_up(server: _Server, prompts: PromptSource) -> None:
     async with new_session() as session:
-        model = await first_model(session, url)
-    await run_once(url, model, warm_up(prompts, time.time_ns()), dialect=dialect)
+        model = await first_model(session, server.url)
+    await run_once(server.url, model, warm_up(prompts, time.time_ns()), dialect=server.dialect)
 
 
-async def _run(url: str, name: str, prompts: PromptSource, seed: int, dialect: Dialect) -> Summary:
+async def _run(server: _Server, name: str, prompts: PromptSource, seed: int) -> Summary:
     """One run, and how many cores others used. Raises ValueError when a request failed."""
     async with new_session() as session:
-        model = await first_model(session, url)
+        model = await first_model(session, server.url)
     watch = CpuWatch()
-    summary, _ = await run_once(url, model, build(name, prompts, seed), dialect=dialect)
+    summary, _ = await run_once(server.url, model, build(name, prompts, seed), dialect=server.dialect)
     summary["other_cores"] = round(watch.other_cores(), 3)
     if summary["errors"]:
         raise ValueError(f"{summary['errors']} requests failed, one of them so: {summary['error_sample']}")
@@ -173,7 +172,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=_budgets, default=[128, 256, 512], help="for W1; default: 128,256,512")
     parser.add_argument("--budget-otherwise", type=int, help="for the other workloads; default: the peer's best")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs of each workload at each budget")
-    parser.add_argument("--alone", action="store_true", help="one server at a time, each started in every round")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="directory or hub id")
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))
     parser.add_argument("--out", type=Path, help="JSON of all runs; where it exists the command continues it")
@@ -189,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _leave)  # so that the servers are stopped
     peer = PEERS[args.peer]()
     model = open_store(print).resolve(args.model).directory
-    same: dict[str, Any] = {"peer": peer.title, "model": str(model), "settings": args.settings, "alone": args.alone}
+    same: dict[str, Any] = {"peer": peer.title, "model": str(model), "settings": args.settings}
     comparison = Comparison(args, peer, model, RunBook(args.out, same))
     comparison.run()
     text, good = report(comparison.pairs(), peer.title, with_targets=args.peer == "vllm")

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,7 +163,8 @@ class Rig:
     """Servers that only note what is asked of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.up: list[str] = []
+        self.up: list[str] = []  # by process id
+        self.paused: list[str] = []
         self.log: list[str] = []
         self.other_cores: list[float] = []
         self.out = tmp_path / "runs.json"
@@ -177,23 +180,35 @@ class Rig:
                 self.log.append(f"-{name}")
                 self.up.remove(name)
 
-        async def run(url: str, workload: str, prompts: object, seed: int, dialect: str) -> dict[str, Any]:
+        @contextmanager
+        def paused(pid: int) -> Iterator[None]:
+            self.paused.append(self.up[pid])
+            try:
+                yield
+            finally:
+                self.paused.pop()
+
+        async def run(server: Any, workload: str, prompts: object, seed: int) -> dict[str, Any]:
+            assert self.paused == [name for name in self.up if name != server.name]
             if self.fail_at is not None and len([line for line in self.log if " " in line]) == self.fail_at:
                 raise ValueError("a request failed")
-            self.log.append(f"{url} {workload} {seed % 1_000_000}")
+            self.log.append(f"{server.url} {workload} {seed % 1_000_000}")
             summary = {"W1": w1(100, 10), "W2": w2(250), "W4": w4(10)}[workload]
-            if url == "vllm":
+            if server.url == "vllm":
                 summary = {"W1": w1(1000, 100), "W2": w2(200), "W4": w4(20)}[workload]
             return {**summary, "other_cores": self.other_cores.pop() if self.other_cores else 0.0}
 
-        async def warm_up(url: str, prompts: object, dialect: str) -> None:
-            pass
+        async def warm_up(server: Any, prompts: object) -> None:
+            assert self.paused == [name for name in self.up if name != server.name]
 
         monkeypatch.setattr(side_by_side, "running_service", lambda settings: server("ours"))
         monkeypatch.setattr(side_by_side, "running_peer", lambda peer, model, budget: server(peer.name))
         monkeypatch.setattr(side_by_side, "_run", run)
         monkeypatch.setattr(side_by_side, "_warm_up", warm_up)
         monkeypatch.setattr(side_by_side, "children", lambda: set(range(len(self.up))))
+        monkeypatch.setattr(side_by_side, "paused", paused)
+        for name in ("SETTLE_SECONDS", "IDLE_AFTER_SECONDS"):
+            monkeypatch.setattr(side_by_side, name, 0.0)
         monkeypatch.setattr(side_by_side, "cores_used_by", lambda process, seconds: 0.0)
         monkeypatch.setattr(side_by_side.signal, "signal", lambda number, handler: None)
         self.model = tmp_path
@@ -236,13 +251,6 @@ def test_every_budget_has_its_own_servers(rig: Rig) -> None:
     assert rig.main("-w", "W1", "-w", "W4", "--budget", "128,512", "--rounds", "1") == 0
     assert rig.runs() == ["ours W1", "vllm W1", "ours W1", "vllm W1", "ours W4", "vllm W4"]
     assert [line for line in rig.log if " " not in line] == ["+ours", "+vllm", "-vllm", "-ours"] * 2
-
-
-def test_alone_means_one_server_at_a_time(rig: Rig) -> None:
-    assert rig.main("-w", "W2", "-w", "W4", "--alone", "--rounds", "2") == 0
-    ours, vllm = (["+" + name, f"{name} W2", f"{name} W4", "-" + name] for name in ("ours", "vllm"))
-    shown = [line.rsplit(" ", 1)[0] if line.count(" ") == 2 else line for line in rig.log]
-    assert shown == [*ours, *vllm, *vllm, *ours]
 
 
 def test_a_command_cut_short_is_continued(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,6 +309,20 @@ def test_other_cores_are_what_is_busy_beyond_our_own(monkeypatch: pytest.MonkeyP
     assert watch.other_cores() == 0.0  # clocks of different grain
 
 
+def test_a_paused_tree_does_nothing_until_it_goes_on() -> None:
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
+    try:
+        while not machine.psutil.Process(process.pid).children():
+            pass
+        with machine.paused(process.pid):
+            assert cores_used_by(process.pid, 0.3) == 0.0
+        assert any(cores_used_by(process.pid, 0.3) > 0.05 for _ in range(40))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
 @pytest.mark.parametrize(("code", "busy"), [("while True: pass", True), ("import time; time.sleep(600)", False)])
 def test_cores_used_by_a_process_tree(code: str, busy: bool) -> None:
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
@@ -311,6 +333,5 @@ def test_cores_used_by_a_process_tree(code: str, busy: bool) -> None:
         # More than once: at first it sees Python start, and a busy machine lets it wait.
         assert any((cores_used_by(process.pid, 0.5) > 0.05) == busy for _ in range(40))
     finally:
-        for child in machine.psutil.Process(process.pid).children():
-            child.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
