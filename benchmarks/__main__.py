@@ -12,6 +12,7 @@ NAMES = (
     "chunked_prefill",
     "disconnects",
     "gpu_check",
+    "all_reduce_speed",
     "linear_speed",
     "sampling_speed",
     "side_by_side",
