@@ -24,9 +24,18 @@ class PlanError(RuntimeError):
 class RequestState:
     """Mirror of at most `max_num_seqs` requests of at most `max_model_len` tokens."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
+        num_kv_blocks: int = np.iinfo(np.int32).max,
+    ) -> None:
+        """`num_kv_blocks`: how many the KV cache has; a plan that names others is refused."""
         self.max_model_len = max_model_len
         self.block_size = block_size
+        self._num_kv_blocks = num_kv_blocks
         self.token_ids = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int32, device=device)
         """[max_num_seqs, max_model_len]: known tokens, then the drafts of the step that runs."""
         max_blocks = -(-max_model_len // block_size)
@@ -144,6 +153,10 @@ class RequestState:
             raise PlanError(
                 f"request {new.request_id!r} comes with {new.num_computed_tokens} computed of {num_tokens} tokens"
             )
+        if not 0 <= new.num_prompt_tokens <= num_tokens:
+            raise PlanError(
+                f"request {new.request_id!r} comes with {num_tokens} tokens, {new.num_prompt_tokens} of them its prompt"
+            )
         if num_tokens >= self.max_model_len:
             raise PlanError(
                 f"request {new.request_id!r} has {num_tokens} tokens; max_model_len is {self.max_model_len}"
@@ -166,6 +179,8 @@ class RequestState:
         end = start + len(block_ids)
         if end > self.block_table.shape[1]:
             raise PlanError(f"a block table of {end} blocks; max_model_len needs {self.block_table.shape[1]} at most")
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self._num_kv_blocks:
+            raise PlanError(f"block ids {list(block_ids)[:8]} are not all below {self._num_kv_blocks}")
         self.block_table[slot, start:end] = block_ids
         self.num_blocks[slot] = end
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from workers.collectives import Collectives, CollectiveStats, ProcessGroupCollectives
 from workers.interface import interface_of, local_address
+from workers.kernels.argmax import argmax_rows
 from workers.shared_memory import SharedMemoryCollectives, SharedMemoryUnavailable
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,7 @@ class TensorParallel:
 
         Ties go to the lowest id. Gathers two numbers a row. A NaN anywhere in a row makes its largest NaN.
         """
-        ids = shard.argmax(dim=1)
-        largest = shard.gather(1, ids[:, None]).squeeze(1)
+        largest, ids = argmax_rows(shard)
         ids += first_id
         if self.size == 1:
             return largest, ids

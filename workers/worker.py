@@ -17,7 +17,7 @@ from workers import rehearsal
 from workers.attention import AttentionBackend, select_backend
 from workers.config import ModelLimits, WorkerConfig
 from workers.device import available_cores, select_device, select_dtype
-from workers.kernels.selection import select_kernels
+from workers.kernels.selection import select_kernels, set_kernel_threads
 from workers.kv_cache import allocate_kv_caches, block_bytes
 from workers.model_runner import ModelRunner, PendingStep
 from workers.models import DecoderModel, load_model, read_model_config
@@ -80,7 +80,10 @@ class Worker:
         self._tp = self._connect()
         kernels = select_kernels(self._device, self._dtype)
         if self._device.type == "cpu":
-            kernels.set_num_threads(self._num_threads())
+            # Where torch computes neither products nor attention, its threads would only be in the way of ours.
+            torch_computes = not kernels.has_products or self._backend.name != "native"
+            torch.set_num_threads(self._num_threads() if torch_computes else 1)
+            set_kernel_threads(self._num_threads())
         started = time.perf_counter()
         self._model = load_model(config.model_path, self._tp, self._device, self._dtype, self._backend, kernels)
         self._shards = VocabShards(self._tp, self._model.vocab_shard_sizes)
@@ -117,7 +120,9 @@ class Worker:
     def allocate(self, limits: ModelLimits) -> None:
         """Take the KV cache and the mirror that the group agreed on, and run small steps once."""
         config = self._config
-        state = RequestState(config.max_num_seqs, limits.max_model_len, limits.block_size, self._device)
+        state = RequestState(
+            config.max_num_seqs, limits.max_model_len, limits.block_size, self._device, limits.num_blocks
+        )
         self._runner = self._runner_over(state, limits.num_blocks)
         plans = rehearsal.small_steps(
             limits.num_blocks,

@@ -1,7 +1,6 @@
 """Building the kernels: once, whoever asks; with an error that says what is missing."""
 
 import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
@@ -52,8 +51,24 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
         ensure_built(tmp_path)
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(BuildError, match="cannot write"):
+    (tmp_path / "file").touch()
+    with pytest.raises(BuildError, match="file"):
+        ensure_built(tmp_path / "file" / "cache")
+
+
+def test_without_a_home_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", staticmethod(no_home))
+    with pytest.raises(BuildError, match="home"):
+        ensure_built()
+
+
+def test_what_others_may_write_is_not_loaded(tmp_path: Path) -> None:
+    library = ensure_built(tmp_path / "cache")
+    library.parent.chmod(0o777)
+    with pytest.raises(BuildError, match="another user"):
         ensure_built(tmp_path / "cache")

@@ -1,5 +1,9 @@
 """Norm and activation in C++ against torch's, in float32 and bfloat16, for sizes that fill no whole vector."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,8 +19,10 @@ RTOL = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
-def threads(request: pytest.FixtureRequest) -> None:
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     library().set_num_threads(request.param)
+    yield
+    library().set_num_threads(1)
 
 
 def random(rows: int, size: int, seed: int, dtype: torch.dtype, scale: float = 2.0) -> torch.Tensor:
@@ -75,4 +81,20 @@ def test_a_dtype_without_kernels_is_refused() -> None:
 
 
 def test_the_library_says_whether_it_multiplies_bfloat16() -> None:
-    assert library().function("has_bf16_dot")() in (0, 1)
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
+    assert library().function("has_bf16_dot")() == int("avx512_bf16" in flags)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 threads"):
+        library().set_num_threads(0)
+
+
+def test_two_python_threads_may_compute_at_once() -> None:
+    kernel = NativeKernels(torch.float32).add_norm(torch.ones(600), 1e-5)
+    inputs = [random(64, 600, seed, torch.float32) for seed in range(8)]
+    expected = [kernel(x.clone(), None) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            found = list(pool.map(lambda x: kernel(x.clone(), None), inputs))
+            assert all(ours.equal(theirs) for ours, theirs in zip(found, expected, strict=True))

@@ -1,6 +1,7 @@
 """Sampling in C++ against torch's over whole vocabularies, and at the ends of what noise and sizes can be."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -24,8 +25,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 @pytest.fixture(params=[1, 2, 3], autouse=True)
-def threads(request: pytest.FixtureRequest) -> None:
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     library().set_num_threads(request.param)
+    yield
+    library().set_num_threads(1)
 
 
 def mirror(many: list[SamplingParams], vocab_size: int, random_seed: int) -> tuple[RowSet, RequestState]:

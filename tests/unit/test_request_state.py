@@ -76,7 +76,7 @@ def new(request_id: str = "a", length: int = 5, **changes: object) -> NewRequest
 
 
 def fresh_state() -> RequestState:
-    return RequestState(max_num_seqs=2, max_model_len=12, block_size=4, device=CPU)
+    return RequestState(max_num_seqs=2, max_model_len=12, block_size=4, device=CPU, num_kv_blocks=12)
 
 
 def test_ids_that_leave_go_before_those_that_come() -> None:
@@ -155,6 +155,9 @@ def test_a_late_verification_leaves_a_reused_slot_alone() -> None:
         (StepPlan(1, 4, {}, new_requests=[new("a")]), "is held already"),
         (StepPlan(1, 4, {}, new_requests=[new("b", length=12)]), "max_model_len is 12"),
         (StepPlan(1, 4, {}, new_requests=[new("b", num_computed_tokens=5)]), "5 computed of 5"),
+        (StepPlan(1, 4, {}, new_requests=[new("b", num_prompt_tokens=6)]), "5 tokens, 6 of them its prompt"),
+        (StepPlan(1, 4, {}, new_requests=[new("b", block_ids=[0, 12])]), "not all below 12"),
+        (StepPlan(1, 4, {}, new_requests=[new("b", block_ids=[-1])]), "not all below 12"),
         (StepPlan(1, 4, {}, new_requests=[new("b", lora_id="x")]), "adapter 'x'"),
         (StepPlan(1, 4, {}, new_requests=[new("b"), new("c")]), r"max_num_seqs \(2\)"),
     ],

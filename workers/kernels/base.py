@@ -18,8 +18,9 @@ class Kernels(Protocol):
     def name(self) -> str:
         """For logs."""
 
-    def set_num_threads(self, count: int) -> None:
-        """How many threads of this process compute, torch's own included. Call it while none does."""
+    @property
+    def has_products(self) -> bool:
+        """Whether products are its own and not torch's."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
         """x W^T + b with W [out, in]. May keep another form of the weights and drop this one."""

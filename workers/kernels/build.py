@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "source"
 LIBRARY = "kernels.so"
 BUILD_SECONDS = 300.0
-"""Deadline of one compiler call. All of them together take some ten seconds."""
+"""Deadline of one compiler call; building takes some twenty seconds."""
 _COMPILERS = ("g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
@@ -37,10 +38,22 @@ def default_cache_dir() -> Path:
 def ensure_built(cache_dir: Path | None = None) -> Path:
     """The library for this machine, built now if it is not there. Raises BuildError."""
     compiler = _compiler()
-    target = (cache_dir or default_cache_dir()) / _key(compiler)
-    if not (target / LIBRARY).is_file():
-        _build(compiler, target)
+    try:
+        target = (cache_dir or default_cache_dir()) / _key(compiler)
+        if not (target / LIBRARY).is_file():
+            _build(compiler, target)
+        for path in (target.parent, target, target / LIBRARY):
+            _refuse_foreign(path)
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        raise BuildError(f"no folder for the compiled kernels: {error}") from error
     return target / LIBRARY
+
+
+def _refuse_foreign(path: Path) -> None:
+    """What is loaded runs as this user: nobody else may have written it. Raises BuildError."""
+    found = path.lstat()
+    if found.st_uid not in (os.getuid(), 0) or stat.S_ISLNK(found.st_mode) or found.st_mode & 0o022:
+        raise BuildError(f"{path} could have been written by another user; remove it, or close it to others")
 
 
 def _compiler() -> str:
@@ -67,12 +80,14 @@ def _key(compiler: str) -> str:
 def _build(compiler: str, target: Path) -> None:
     started = time.perf_counter()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
     except OSError as error:
         raise BuildError(f"cannot write to {target.parent}: {error}") from error
     try:
         _run([compiler, *_FLAGS, "-shared", *map(str, _sources()), "-o", str(folder / LIBRARY)], "compile the kernels")
+        (folder / LIBRARY).chmod(0o700)  # whatever the umask
         try:
             folder.rename(target)
         except OSError:  # somebody else was first: theirs is the same

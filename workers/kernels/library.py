@@ -1,12 +1,15 @@
 """The compiled kernels as Python functions. They take addresses and sizes: no tensor crosses, only numbers."""
 
 import ctypes
+import logging
 from collections.abc import Callable
 from functools import cache
 
 import torch
 
 from workers.kernels.build import ensure_built
+
+logger = logging.getLogger(__name__)
 
 POINTER = ctypes.c_void_p
 SIZE = ctypes.c_int64
@@ -27,8 +30,11 @@ class Library:
         self._releasing = ctypes.CDLL(path)
 
     def set_num_threads(self, count: int) -> None:
-        """Threads of every kernel from now on; call it while none runs."""
-        self.function("set_num_threads", ctypes.c_int)(count)
+        """Threads of every kernel from now on, at least 1; call it while none runs."""
+        if count < 1:
+            raise ValueError(f"kernels cannot run on {count} threads")
+        if (found := self.function("set_num_threads", ctypes.c_int)(count)) < count:
+            logger.warning("the system allows the kernels %d threads of %d", found, count)
 
     def function(self, name: str, *arguments: type, releases_lock: bool = False) -> Callable[..., int]:
         """A C function that returns an int or nothing. `releases_lock`: it may wait, and others should run."""

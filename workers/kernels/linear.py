@@ -4,6 +4,7 @@ A row's result depends neither on how many rows there are nor on what the others
 summed in float32 over the inputs in their order, whatever the batch. Greedy tokens are the same alone and batched.
 """
 
+import contextlib
 import mmap
 
 import torch
@@ -106,7 +107,8 @@ class _HugePages:
         if size > len(self._free):
             pages = mmap.mmap(-1, max(size, _CHUNK_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
-                pages.madvise(mmap.MADV_HUGEPAGE)
+                with contextlib.suppress(OSError):  # a kernel without them
+                    pages.madvise(mmap.MADV_HUGEPAGE)
             self._free = torch.frombuffer(pages, dtype=torch.uint8)
         taken, self._free = self._free[:size], self._free[-(-size // _ALIGNMENT) * _ALIGNMENT :]
         return taken

@@ -61,22 +61,17 @@ class NativeKernels:
         if dtype not in SUFFIXES:
             raise ValueError(f"there are no native kernels for {dtype}")
         suffix = SUFFIXES[dtype]
-        self._packs = supports(dtype)
+        self.has_products = supports(dtype)
         self._add_norm = library().function(
             "add_rms_norm" + suffix, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT
         )
         self._silu_and_mul = library().function("silu_and_mul" + suffix, POINTER, POINTER, SIZE, SIZE)
 
-    def set_num_threads(self, count: int) -> None:
-        library().set_num_threads(count)
-        # Where torch has no product to compute, its threads would only be in the way of ours.
-        torch.set_num_threads(1 if self._packs else count)
-
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        return PackedLinear(weight, bias) if self._packs else TorchLinear(weight, bias)
+        return PackedLinear(weight, bias) if self.has_products else TorchLinear(weight, bias)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        if self._packs and bias is None:
+        if self.has_products and bias is None:
             return PackedGatedLinear(*weight.chunk(2))
         return NativeGatedLinear(self.linear(weight, bias), self._silu_and_mul)
 

@@ -1,11 +1,13 @@
 """Which kernels run here."""
 
+import contextlib
 import logging
 
 import torch
 
 from workers.kernels.base import Kernels
 from workers.kernels.build import BuildError
+from workers.kernels.library import library
 from workers.kernels.native import NativeKernels
 from workers.kernels.torch_kernels import TorchKernels
 
@@ -21,3 +23,9 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     except (ValueError, OSError, BuildError) as error:
         logger.warning("kernels in plain torch, which are slower: %s", error)
         return TorchKernels()
+
+
+def set_kernel_threads(count: int) -> None:
+    """Threads of the compiled kernels, if there are any. Call it while none runs."""
+    with contextlib.suppress(OSError, BuildError):  # `select_kernels` says why there are none
+        library().set_num_threads(count)

@@ -48,9 +48,7 @@ class TorchKernels:
     """For every device and dtype."""
 
     name = "torch"
-
-    def set_num_threads(self, count: int) -> None:
-        torch.set_num_threads(count)
+    has_products = False
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
         return TorchLinear(weight, bias)

@@ -9,6 +9,7 @@
 #include <climits>
 #include <ctime>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include <linux/futex.h>
@@ -73,9 +74,17 @@ class Signal {
 
 class Pool {
   public:
-    explicit Pool(int threads) {
-        // They end with the process. The pool is never freed: it outlives whatever runs at exit.
-        for (int i = 1; i < threads; i++) std::thread([this] { help(); }).detach();
+    // Starts helpers, as many as the system allows; how many. They end with the process, and the pool is never freed:
+    // it outlives whatever runs at exit.
+    int start(int helpers) {
+        for (int started = 0; started < helpers; started++) {
+            try {
+                std::thread([this] { help(); }).detach();
+            } catch (const std::system_error&) {
+                return started;
+            }
+        }
+        return helpers;
     }
 
     void run(uint32_t pieces, void (*body)(const void*, int64_t), const void* context) {
@@ -134,9 +143,12 @@ void run_pieces(int64_t pieces, void (*body)(const void*, int64_t), const void* 
     }
 }
 
-// Call it while no kernel runs.
-extern "C" void set_num_threads(int count) {
-    if (count == num_threads) return;
-    num_threads = count;
-    if (count > 1) pool = new Pool(count);  // one that is left sleeps for ever
+// Call it while no kernel runs. Returns how many there are: fewer where the system gives no more.
+extern "C" int set_num_threads(int count) {
+    if (count != num_threads && count >= 1) {
+        // A pool that is left sleeps for ever.
+        pool = new Pool;
+        num_threads = 1 + pool->start(count - 1);
+    }
+    return num_threads;
 }

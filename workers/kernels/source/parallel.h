@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 
-// Set once by `set_num_threads`, before any kernel runs.
+// Said by `set_num_threads`, while no kernel runs.
 extern int num_threads;
 
 // Calls body(context, piece) once for each of 0..pieces, on whichever threads come to it, and returns when all are
 // done. Pieces are begun in their order. A call from a second thread of the process, while one runs, runs on that
-// thread alone.
+// thread alone. A body must not throw, nor begin another loop.
 void run_pieces(int64_t pieces, void (*body)(const void*, int64_t), const void* context);
 
 // The same for anything that can be called.
