@@ -25,9 +25,10 @@ from benchmarks.client import Dialect
 from benchmarks.comparison import Pair, Place, is_disturbed, report
 from benchmarks.loadgen import first_model, new_session, run_once
 from benchmarks.machine import CpuWatch, children, cores_used_by, paused
+from benchmarks.peers.environment import PeerError
 from benchmarks.peers.running import PEERS, Peer, running_peer
 from benchmarks.run_book import RunBook
-from benchmarks.service import running_service
+from benchmarks.service import ServiceError, running_service
 from benchmarks.summary import Summary
 from benchmarks.workloads import NAMES, PromptSource, TokenIds, Words, build, warm_up
 from cluster.models.store import open_store
@@ -182,14 +183,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 when a target is missed."""
+    """Exit code 1 when a target is missed, 2 when a server or a request failed."""
     args = _parse(argv)
     signal.signal(signal.SIGTERM, _leave)  # so that the servers are stopped
     peer = PEERS[args.peer]()
     model = open_store(print).resolve(args.model).directory
     same: dict[str, Any] = {"peer": peer.title, "model": str(model), "settings": args.settings}
-    comparison = Comparison(args, peer, model, RunBook(args.out, same))
-    comparison.run()
+    try:
+        comparison = Comparison(args, peer, model, RunBook(args.out, same))
+        comparison.run()
+    except (PeerError, ServiceError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
     text, good = report(comparison.pairs(), peer.title, with_targets=args.peer == "vllm")
     print(f"\n{text}")
     return int(not good)
