@@ -119,8 +119,12 @@ def test_bfloat16_stays_near_the_reference(leaf: str) -> None:
     model, backend = load(path, leaf, torch.bfloat16)
     ours = chunked_logits(model, TensorParallel(), backend, SEQUENCES[:1], MIXED[:1], dtype=torch.bfloat16)[0]
     assert ours.dtype == torch.bfloat16
-    difference = (ours.float() - reference_logits(path, SEQUENCES[0])).abs()
-    assert float(difference.mean()) < 0.05
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        their_logits = theirs(torch.tensor([SEQUENCES[0]])).logits[0]
+    exact = reference_logits(path, SEQUENCES[0])
+    our_error, their_error = (float((logits.float() - exact).abs().mean()) for logits in (ours, their_logits))
+    assert our_error <= 1.25 * their_error
 
 
 def test_a_model_runs_without_transformers() -> None:
