@@ -1,15 +1,17 @@
-"""Groups of two and three ranks over Gloo: the collectives, and whole models against the float32 reference."""
+"""Groups of two and three ranks: the collectives, and whole models against the float32 reference."""
 
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import KINDS, VOCAB_SIZE, reference_logits, tiny_model
-from tp_cases import collectives, model_logits
+from tp_cases import collectives, collectives_over_gloo, model_logits
 from tp_ranks import free_rendezvous, run_ranks
 
 from workers.interface import interface_of, local_address
@@ -20,9 +22,9 @@ SEQUENCES = [torch.randint(VOCAB_SIZE, (n,), generator=GENERATOR).tolist() for n
 CHUNKINGS = [[[70], [33]], [[30, 1, 1, 30, 8], [5, 20, 1, 1, 6]]]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_collectives_agree_on_every_rank(size: int) -> None:
-    results = run_ranks(size, collectives)
+@pytest.mark.parametrize(("size", "case"), [(2, collectives), (3, collectives), (3, collectives_over_gloo)])
+def test_collectives_agree_on_every_rank(size: int, case: Callable[[TensorParallel], dict[str, Any]]) -> None:
+    results = run_ranks(size, case)
     for result in results:
         assert result["sum"] == result["sum_bf16"] == [size * (size + 1) / 2] * 2
         assert result["gathered_rows"]

@@ -6,6 +6,7 @@ import torch
 from paged_batches import chunked_logits
 
 from workers.attention import select_backend
+from workers.collectives import ProcessGroupCollectives
 from workers.kernels.selection import select_kernels
 from workers.models import load_model, read_model_config
 from workers.tensor_parallel import TensorParallel
@@ -51,3 +52,8 @@ def collectives(tp: TensorParallel) -> dict[str, Any]:
         "low_dtype": str(low_best.dtype),
         "total": tp.total(tp.rank + 1),
     }
+
+
+def collectives_over_gloo(tp: TensorParallel) -> dict[str, Any]:
+    """The same without shared memory."""
+    return collectives(TensorParallel(tp.rank, tp.size, collectives=ProcessGroupCollectives(tp.size, CPU)))
