@@ -13,6 +13,7 @@ NAMES = (
     "disconnects",
     "gpu_check",
     "all_reduce_speed",
+    "attention_speed",
     "linear_speed",
     "sampling_speed",
     "side_by_side",

@@ -27,6 +27,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 REPEATS = 11
 READ_BYTES = 128 << 20
 MATRIX = 2048
+QUIET_SECONDS = 0.02
+"""After torch's last loop its threads spin for a while, and would be in the way of the next contender's."""
 DTYPE = torch.bfloat16
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
@@ -113,6 +115,7 @@ def _multiplying() -> Callable[[], None]:
 
 
 def _seconds(run: Callable[[], None]) -> float:
+    time.sleep(QUIET_SECONDS)
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
