@@ -36,12 +36,12 @@ __attribute__((noinline)) void add_state(State total, State more, int64_t rows, 
 }
 
 template <class T>
-using AttendRows = void (*)(const Group&, const Pages<T>&, int64_t, int64_t, int64_t, int64_t, float, float*, State);
+using AttendRows = void (*)(const Group&, const T* const*, const T* const*, const T* const*, int64_t, int64_t, int64_t,
+                            float, float*, State);
 
 template <class T>
 constexpr AttendRows<T> ATTEND[GROUP_ROWS] = {
-    attend_rows<T, 1>, attend_rows<T, 2>, attend_rows<T, 3>, attend_rows<T, 4>,
-    attend_rows<T, 5>, attend_rows<T, 6>, attend_rows<T, 7>, attend_rows<T, 8>,
+    attend_rows<T, 1>, attend_rows<T, 2>, attend_rows<T, 3>, attend_rows<T, 4>, attend_rows<T, 5>, attend_rows<T, 6>,
 };
 
 template <class T>
@@ -52,19 +52,20 @@ public:
           cache_{cache, step.kv_heads, step.head_dim, step.block_pages}, step_(step),
           scale_(scale * 1.44269504088896341f), out_(out) {}
 
-    void run(const Piece& piece, Scratch& scratch) const {
+    // Computes a piece, and fetches the keys of the one that this thread may have `next`, unless that is null.
+    void run(const Piece& piece, const Piece* next, Scratch& scratch) const {
         const Grouping grouping(piece.tokens * step_.group_heads());
         const int64_t size = State::size(grouping.largest, step_.head_dim);
         Group groups[MAX_GROUPS];
         prepare(piece, grouping, groups, scratch.queries);
         if (piece.merge < 0) {
-            attend(piece, grouping, groups, size, scratch.tile, scratch);
+            attend(piece, next, grouping, groups, size, scratch.tile, scratch);
             finish(piece, grouping, size, scratch.tile);
             return;
         }
         Merge& merge = step_.merges[piece.merge];
         float* parts = step_.partials + merge.offset;
-        attend(piece, grouping, groups, size, parts + piece.part * grouping.groups * size, scratch);
+        attend(piece, next, grouping, groups, size, parts + piece.part * grouping.groups * size, scratch);
         if (__atomic_sub_fetch(&merge.left, 1, __ATOMIC_ACQ_REL) > 0) return;
         merge.left = merge.parts;  // for the next layer
         for (int64_t part = 1; part < merge.parts; part++) {
@@ -80,8 +81,7 @@ private:
     // The queries of each group word by word, and the keys its rows see. Row = token * heads of the group + head.
     void prepare(const Piece& piece, const Grouping& grouping, Group* groups, uint32_t* room) const {
         const int64_t heads = step_.group_heads(), words = step_.head_dim / PER_WORD<T>;
-        const int64_t tokens_end = step_.query_start[piece.request + 1];
-        const int64_t position = step_.seq_lens[piece.request] - tokens_end + piece.token;  // of the first token
+        const int64_t begin = position(piece);
         for (int64_t g = 0; g < grouping.groups; g++) {
             const int64_t first = grouping.first(g), rows = grouping.first(g + 1) - first;
             Group& group = groups[g];
@@ -93,7 +93,7 @@ private:
                 for (int64_t word = 0; word < words; word++) {
                     room[word * rows + r] = load_word(query + word * PER_WORD<T>);
                 }
-                group.high[r] = position + token + 1;
+                group.high[r] = begin + token + 1;
                 group.low[r] = step_.window == 0 ? 0 : std::max<int64_t>(0, group.high[r] - step_.window);
             }
             group.lowest = group.low[0];
@@ -103,23 +103,31 @@ private:
     }
 
     // States of the groups over the piece's blocks of keys.
-    void attend(const Piece& piece, const Grouping& grouping, const Group* groups, int64_t size, float* states,
-                Scratch& scratch) const {
+    void attend(const Piece& piece, const Piece* next, const Grouping& grouping, const Group* groups, int64_t size,
+                float* states, Scratch& scratch) const {
         bool begun[MAX_GROUPS] = {};
-        const int64_t lowest = groups[0].lowest, highest = groups[grouping.groups - 1].highest;
-        Pages<T> pages;
+        Pages<T> pages, ahead;
         for (int64_t block = piece.block; block < piece.block + piece.blocks; block++) {
-            const int64_t first_page = std::max(lowest / PAGE_KEYS, block * BLOCK_PAGES);
-            const int64_t end_page = std::min((highest + PAGE_KEYS - 1) / PAGE_KEYS, (block + 1) * BLOCK_PAGES);
-            find_pages(piece, first_page, end_page, pages, scratch);
+            const Range range = find_pages(piece, block, pages);
+            hide_what_follows(piece, range, pages, scratch);
+            if (block + 1 < piece.block + piece.blocks) {
+                find_pages(piece, block + 1, ahead);
+            } else if (next != nullptr) {
+                find_pages(*next, next->block, ahead);
+            } else {
+                ahead = pages;
+            }
             for (int64_t g = 0; g < grouping.groups; g++) {
                 const Group& group = groups[g];
-                const int64_t from = std::max(group.lowest / PAGE_KEYS, first_page);
-                const int64_t end = std::min((group.highest + PAGE_KEYS - 1) / PAGE_KEYS, end_page);
+                const int64_t from = std::max(group.lowest / PAGE_KEYS, range.first);
+                const int64_t end = std::min((group.highest + PAGE_KEYS - 1) / PAGE_KEYS, range.end);
                 if (from >= end) continue;
                 const State state{begun[g] ? scratch.block : states + g * size};
-                ATTEND<T>[group.rows - 1](group, pages, from - first_page, end - from, from * PAGE_KEYS,
-                                          step_.head_dim, scale_, scratch.scores, state);
+                const T* const* keys = pages.keys + (from - range.first);
+                const T* const* values = pages.values + (from - range.first);
+                // The first group reads what the others find in the cache.
+                ATTEND<T>[group.rows - 1](group, keys, values, g == 0 ? ahead.keys : keys, end - from,
+                                          from * PAGE_KEYS, step_.head_dim, scale_, scratch.scores, state);
                 if (begun[g]) add_state({states + g * size}, state, group.rows, step_.head_dim, scale_);
                 begun[g] = true;
             }
@@ -131,31 +139,49 @@ private:
         }
     }
 
-    // Where the keys and values of the pages first..end of a request's sequence lie.
-    void find_pages(const Piece& piece, int64_t first, int64_t end, Pages<T>& pages, Scratch& scratch) const {
-        const int32_t* table = step_.block_table + piece.request * step_.table_stride;
-        const int64_t count = end - first;
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t page = first + i;
-            pages.keys[i] = cache_.page(table[page / step_.block_pages], piece.head, page % step_.block_pages);
-            pages.values[i] = pages.keys[i] + cache_.values_offset();
-        }
-        std::fill_n(pages.keys + count, BLOCK_PAGES, pages.keys[count - 1]);
-        const int64_t left = step_.seq_lens[piece.request] - (end - 1) * PAGE_KEYS;
-        if (left < PAGE_KEYS) pages.values[count - 1] = copy_values(pages.values[count - 1], left, scratch);
+    // Position of a piece's first token in its sequence.
+    int64_t position(const Piece& piece) const {
+        return step_.seq_lens[piece.request] - step_.query_start[piece.request + 1] + piece.token;
     }
 
-    // The values of a sequence's last page with zeros after its end: what a former owner left there may not be finite,
-    // and then even a weight of 0 would spread it.
-    const T* copy_values(const T* values, int64_t count, Scratch& scratch) const {
+    // Pages of a sequence.
+    struct Range {
+        int64_t first, end;
+    };
+
+    // The pages of a block of keys that any query of a piece sees: which, and where they lie.
+    Range find_pages(const Piece& piece, int64_t block, Pages<T>& pages) const {
+        const int64_t begin = position(piece), end = begin + piece.tokens;
+        const int64_t lowest = step_.window == 0 ? 0 : std::max<int64_t>(0, begin + 1 - step_.window);
+        const Range range{std::max(lowest / PAGE_KEYS, block * BLOCK_PAGES),
+                          std::min((end + PAGE_KEYS - 1) / PAGE_KEYS, (block + 1) * BLOCK_PAGES)};
+        const int32_t* entry = step_.block_table + piece.request * step_.table_stride + range.first / step_.block_pages;
+        int64_t index = range.first % step_.block_pages;
+        const int64_t count = range.end - range.first;
+        for (int64_t i = 0; i < count; i++) {
+            pages.keys[i] = cache_.page(*entry, piece.head, index);
+            pages.values[i] = pages.keys[i] + cache_.values_offset();
+            if (++index == step_.block_pages) index = 0, entry++;
+        }
+        std::fill_n(pages.keys + count, BLOCK_PAGES, pages.keys[count - 1]);
+        std::fill_n(pages.values + count, BLOCK_PAGES, pages.values[count - 1]);
+        return range;
+    }
+
+    // Gives a sequence's last page other values, with zeros after the sequence's end. What a former owner left there
+    // may not be finite, and then even a weight of 0 would spread it.
+    void hide_what_follows(const Piece& piece, const Range& range, Pages<T>& pages, Scratch& scratch) const {
+        const int64_t left = step_.seq_lens[piece.request] - (range.end - 1) * PAGE_KEYS;
+        if (left >= PAGE_KEYS) return;
+        const T*& values = pages.values[range.end - 1 - range.first];
         T* copy = reinterpret_cast<T*>(scratch.last_values);
-        const int64_t row = step_.head_dim * PER_WORD<T>, whole = count / PER_WORD<T>;
+        const int64_t row = step_.head_dim * PER_WORD<T>, whole = left / PER_WORD<T>;
         std::memcpy(copy, values, whole * row * sizeof(T));
         std::memset(copy + whole * row, 0, (PAGE_KEYS * step_.head_dim - whole * row) * sizeof(T));
-        if (count % PER_WORD<T> != 0) {
+        if (left % PER_WORD<T> != 0) {
             for (int64_t d = 0; d < row; d += PER_WORD<T>) copy[whole * row + d] = values[whole * row + d];
         }
-        return copy;
+        values = copy;
     }
 
     void finish(const Piece& piece, const Grouping& grouping, int64_t size, const float* states) const {
@@ -185,7 +211,8 @@ void attend_step(const T* queries, int64_t query_stride, T* cache, const Step& s
     const Attention<T> attention(queries, query_stride, cache, step, scale, out);
     const auto run = [&](int64_t piece) {
         thread_local Scratch scratch;
-        attention.run(step.pieces[piece], scratch);
+        const int64_t next = piece + num_threads;  // most likely: the threads take turns
+        attention.run(step.pieces[piece], next < step.num_pieces ? &step.pieces[next] : nullptr, scratch);
     };
     if (step.work < WORK_GRAIN * num_threads) {
         for (int64_t piece = 0; piece < step.num_pieces; piece++) run(piece);

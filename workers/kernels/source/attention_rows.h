@@ -11,7 +11,7 @@
 
 constexpr int64_t BLOCK_PAGES = 16;
 constexpr int64_t BLOCK_KEYS = BLOCK_PAGES * PAGE_KEYS;
-constexpr int64_t GROUP_ROWS = 8;
+constexpr int64_t GROUP_ROWS = 6;  // by four pages or four vectors of values: 24 sums, 29 of 32 registers
 constexpr int64_t SCORE_STRIDE = BLOCK_KEYS + 16;  // floats; rows a power of two apart would share few cache sets
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
@@ -34,23 +34,28 @@ struct State {
     static int64_t size(int64_t rows, int64_t head_dim) { return 2 * LANES + rows * head_dim; }
 };
 
-// Pages of a key block, keys and values: the last of both are repeated so that any few can be read at once.
+// Pages of a key block, keys and values. The last are repeated, so that any few can be read at once.
 template <class T>
 struct Pages {
     const T* keys[2 * BLOCK_PAGES];
     const T* values[2 * BLOCK_PAGES];
 };
 
-// Scores of R rows with the keys of C pages.
+inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+
+// Scores of R rows with the keys of C pages. Fetches as many pages `ahead` meanwhile.
 template <class T, int R, int C>
-inline void score_pages(const uint32_t* queries, int64_t words, const T* const* pages, float* scores) {
-    const char* keys[C];
-    for (int c = 0; c < C; c++) keys[c] = (const char*)pages[c];
+inline void score_pages(const uint32_t* queries, int64_t words, const T* const* pages, const T* const* ahead,
+                        float* scores) {
+    const char *keys[C], *next[C];
+    for (int c = 0; c < C; c++) keys[c] = (const char*)pages[c], next[c] = (const char*)ahead[c];
     f32x16 acc[R][C] = {};
     for (int64_t word = 0; word < words; word++) {
         u32x16 key[C];
 #pragma GCC unroll 16
         for (int c = 0; c < C; c++) key[c] = load_words(keys[c] + word * 64);
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) fetch(next[c] + word * 64);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             const u32x16 query = spread(load_word(queries + word * R + r));
@@ -65,18 +70,22 @@ inline void score_pages(const uint32_t* queries, int64_t words, const T* const* 
     }
 }
 
-// out [R][head_dim] from dimension `at` on, 16 * D of them: the values of `count` pages by the rows' weights.
+// out [R][head_dim] from dimension `at` on, 16 * D of them: the values of `count` pages by the rows' weights. Fetches
+// as much of the pages `ahead` meanwhile.
 template <class T, int R, int D>
-inline void weigh_values(const float* weights, const T* const* pages, int64_t count, int64_t head_dim, int64_t at,
-                         float* out) {
+inline void weigh_values(const float* weights, const T* const* pages, const T* const* ahead, int64_t count,
+                         int64_t head_dim, int64_t at, float* out) {
     f32x16 acc[R][D] = {};
     for (int64_t page = 0; page < count; page++) {
         const char* value_words = (const char*)pages[page] + at * 4;
+        const char* next_words = (const char*)ahead[page] + at * 4;
         const char* weight_words = (const char*)weights + page * PAGE_KEYS * sizeof(T);
         for (int64_t word = 0; word < PAGE_KEYS / PER_WORD<T>; word++) {
             u32x16 value[D];
 #pragma GCC unroll 16
             for (int d = 0; d < D; d++) value[d] = load_words(value_words + d * 64);
+#pragma GCC unroll 16
+            for (int d = 0; d < D; d++) fetch(next_words + d * 64);
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
                 const u32x16 weight = spread(load_word(weight_words + r * SCORE_STRIDE * 4));
@@ -84,6 +93,7 @@ inline void weigh_values(const float* weights, const T* const* pages, int64_t co
                 for (int d = 0; d < D; d++) acc[r][d] = multiply_words<T>(acc[r][d], value[d], weight);
             }
             value_words += head_dim * 4;
+            next_words += head_dim * 4;
             weight_words += 4;
         }
     }
@@ -135,15 +145,16 @@ inline float weights_of(float* scores, int64_t pages, float scale, float largest
     return sum(even + odd);
 }
 
-// What R rows make of `count` pages whose first key is `first_key`. scores [R][SCORE_STRIDE] is room to work in.
+// What R rows make of `count` pages whose first key is `first_key`. `ahead` are keys that will be read next.
+// scores [R][SCORE_STRIDE] is room to work in.
 template <class T, int R>
-void attend_rows(const Group& group, const Pages<T>& pages, int64_t from, int64_t count, int64_t first_key,
-                 int64_t head_dim, float scale, float* scores, State state) {
-    constexpr int C = R <= 2 ? 8 : R <= 6 ? 4 : 2;
-    constexpr int D = R <= 6 ? 4 : 2;
+void attend_rows(const Group& group, const T* const* keys, const T* const* values, const T* const* ahead, int64_t count,
+                 int64_t first_key, int64_t head_dim, float scale, float* scores, State state) {
+    constexpr int C = R <= 2 ? 8 : 4;
+    constexpr int D = 4;
     const int64_t words = head_dim / PER_WORD<T>;
     for (int64_t page = 0; page < count; page += C) {
-        score_pages<T, R, C>(group.queries, words, pages.keys + from + page, scores + page * LANES);
+        score_pages<T, R, C>(group.queries, words, keys + page, values + page, scores + page * LANES);
     }
     for (int r = 0; r < R; r++) {
         const int64_t low = group.low[r] - first_key, high = group.high[r] - first_key;
@@ -155,9 +166,9 @@ void attend_rows(const Group& group, const Pages<T>& pages, int64_t from, int64_
     }
     int64_t at = 0;
     for (; at + D * LANES <= head_dim; at += D * LANES) {
-        weigh_values<T, R, D>(scores, pages.values + from, count, head_dim, at, state.out());
+        weigh_values<T, R, D>(scores, values, ahead, count, head_dim, at, state.out());
     }
     for (; at < head_dim; at += LANES) {
-        weigh_values<T, R, 1>(scores, pages.values + from, count, head_dim, at, state.out());
+        weigh_values<T, R, 1>(scores, values, ahead, count, head_dim, at, state.out());
     }
 }

@@ -9,52 +9,69 @@ namespace {
 constexpr int64_t MAX_HEAD_DIM = 256;
 constexpr int64_t TOKENS_GRAIN = 8;
 
-template <class T>
+// One token's rotation: cosines, and sines whose first half is negated.
 struct Rotation {
-    const T* cos;  // [head_dim]
-    const T* sin;  // [head_dim], the first half negated
-    float eps;
+    alignas(64) float cos[MAX_HEAD_DIM];
+    alignas(64) float sin[MAX_HEAD_DIM];
     int64_t head_dim;
+    float eps;
 
-    // head * cos + (head with its halves swapped) * sin, after RMSNorm where there is a weight: sixteen values at a
-    // time to take(offset, values).
-    template <class Take>
-    void over(const T* head, const T* weight, const Take& take) const {
-        float twice[2 * MAX_HEAD_DIM];  // the swapped halves are what lies half a head further
+    template <class T>
+    void set(const T* cos_sin) {
+        for (int64_t at = 0; at < head_dim; at += LANES) {
+            store(cos + at, load(cos_sin + at));
+            store(sin + at, load(cos_sin + head_dim + at));
+        }
+    }
+
+    // Turns a head in place: head * cos + (head with its halves swapped) * sin, after RMSNorm where there is a weight.
+    template <class T>
+    void turn(T* head, const T* weight) const {
+        alignas(64) float twice[2 * MAX_HEAD_DIM];  // the swapped halves are what lies half a head further
         f32x16 squares = {};
         for (int64_t at = 0; at < head_dim; at += LANES) {
             const f32x16 x = load(head + at);
-            squares += x * x;
+            if (weight != nullptr) squares += x * x;
             store(twice + at, x);
+            store(twice + head_dim + at, x);
         }
         if (weight != nullptr) {
             const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(head_dim) + eps);
             for (int64_t at = 0; at < head_dim; at += LANES) {
-                store(twice + at, load(twice + at) * scale * load(weight + at));
+                const f32x16 x = load(twice + at) * scale * load(weight + at);
+                store(twice + at, x);
+                store(twice + head_dim + at, x);
             }
         }
-        for (int64_t at = 0; at < head_dim; at += LANES) store(twice + head_dim + at, load(twice + at));
         for (int64_t at = 0; at < head_dim; at += LANES) {
-            take(at, load(twice + at) * load(cos + at) + load(twice + at + head_dim / 2) * load(sin + at));
+            store(head + at, load(twice + at) * load(cos + at) + load(twice + at + head_dim / 2) * load(sin + at));
         }
     }
 };
 
-// Sixteen values of a key into its page, `at` their first dimension. Every word belongs to one token.
+// A key into its page: every word of it lies sixteen words from the next.
 template <class T>
-inline void put_key(T* keys, int64_t key, int64_t at, f32x16 values) {
-    T narrow[LANES];
-    store(narrow, values);
-    for (int64_t i = 0; i < LANES; i += PER_WORD<T>) {
-        std::memcpy(keys + (at + i) * PAGE_KEYS + key * PER_WORD<T>, narrow + i, 4);
-    }
+inline void put_key(T* keys, int64_t key, const T* from, int64_t head_dim) {
+    T* to = keys + key * PER_WORD<T>;
+    for (int64_t at = 0; at < head_dim; at += PER_WORD<T>) std::memcpy(to + at * PAGE_KEYS, from + at, 4);
 }
 
-// A value vector into its page. The words are shared with the token beside it, which another thread may be writing.
-template <class T>
-inline void put_value(T* values, int64_t key, const T* from, int64_t head_dim) {
-    T* to = values + key / PER_WORD<T> * PER_WORD<T> * head_dim + key % PER_WORD<T>;
-    for (int64_t at = 0; at < head_dim; at++) to[at * PER_WORD<T>] = from[at];
+// A value into its page.
+inline void put_value(float* values, int64_t key, const float* from, int64_t head_dim) {
+    std::memcpy(values + key * head_dim, from, head_dim * sizeof(float));
+}
+
+// The same, in the lower or the upper halves of words whose other halves are those of the token beside it.
+inline void put_value(bf16* values, int64_t key, const bf16* from, int64_t head_dim) {
+    bf16* to = values + key / 2 * 2 * head_dim;
+    const uint32_t kept = key % 2 == 0 ? 0xffff0000u : 0xffffu;
+    for (int64_t at = 0; at < head_dim; at += LANES) {
+        u16x16 halves;
+        std::memcpy(&halves, from + at, 32);
+        const u32x16 wide = __builtin_convertvector(halves, u32x16);
+        const u32x16 words = (load_words(to + at * 2) & kept) | (key % 2 == 0 ? wide : wide << 16);
+        std::memcpy(to + at * 2, &words, 64);
+    }
 }
 
 template <class T>
@@ -63,18 +80,23 @@ void rotate_and_write(T* qkv, const T* cos_sin, const T* query_weight, const T* 
                       int64_t block_pages) {
     const Cache<T> cache{data, kv_heads, head_dim, block_pages};
     const int64_t row_size = (query_heads + 2 * kv_heads) * head_dim;
+    // Tokens whose values share words are one thread's.
+    const auto continues = [&](int64_t token) {
+        return 0 < token && token < tokens && slots[token] % PER_WORD<T> != 0 && slots[token] == slots[token - 1] + 1;
+    };
     parallel_for(tokens, TOKENS_GRAIN, [&](int64_t begin, int64_t end) {
+        begin += continues(begin), end += continues(end);
+        Rotation rotation;
+        rotation.head_dim = head_dim, rotation.eps = eps;
         for (int64_t token = begin; token < end; token++) {
-            const T* cos = cos_sin + token * 2 * head_dim;
-            const Rotation<T> rotation{cos, cos + head_dim, eps, head_dim};
+            rotation.set(cos_sin + token * 2 * head_dim);
             T* head = qkv + token * row_size;
-            for (int64_t h = 0; h < query_heads; h++, head += head_dim) {
-                rotation.over(head, query_weight, [&](int64_t at, f32x16 x) { store(head + at, x); });
-            }
+            for (int64_t h = 0; h < query_heads; h++, head += head_dim) rotation.turn(head, query_weight);
             const int64_t page = slots[token] / PAGE_KEYS, key = slots[token] % PAGE_KEYS;
             for (int64_t h = 0; h < kv_heads; h++, head += head_dim) {
                 T* keys = cache.page(page / block_pages, h, page % block_pages);
-                rotation.over(head, key_weight, [&](int64_t at, f32x16 x) { put_key(keys, key, at, x); });
+                rotation.turn(head, key_weight);
+                put_key(keys, key, head, head_dim);
                 put_value(keys + cache.values_offset(), key, head + kv_heads * head_dim, head_dim);
             }
         }
@@ -83,7 +105,7 @@ void rotate_and_write(T* qkv, const T* cos_sin, const T* query_weight, const T* 
 
 }  // namespace
 
-// qkv [tokens][(query_heads + 2 * kv_heads) * head_dim], whose queries are rotated in place; cos_sin
+// qkv [tokens][(query_heads + 2 * kv_heads) * head_dim], whose queries and keys are turned in place; cos_sin
 // [tokens][2][head_dim]; weights [head_dim] or null; slots [tokens] count keys, over the blocks of the cache.
 extern "C" void rotate_and_write_f32(float* qkv, const float* cos_sin, const float* query_weight,
                                      const float* key_weight, float eps, float* cache, const int64_t* slots,

@@ -87,7 +87,14 @@ inline float largest(f32x16 x) {
 #endif
 }
 
-inline f32x16 maximum(f32x16 a, f32x16 b) { return a > b ? a : b; }
+// The larger of both; b where either is not a number.
+inline f32x16 maximum(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 
 // e^x to about 2 units in the last place; 0 below -87, as for -inf. Argument reduction by powers of two and a
 // polynomial for 2^f with f in [-0.5, 0.5] (Taylor coefficients of exp in f * ln 2).
@@ -115,7 +122,7 @@ inline f32x16 exp(f32x16 x) {
 inline f32x16 exp2(f32x16 x) {
     const f32x16 zero = {};
     // A number like -1e30, and -inf, would leave no fraction behind. A NaN passes.
-    const f32x16 clamped = x < -200.0f ? zero - 200.0f : x;
+    const f32x16 clamped = maximum(zero - 200.0f, x);
 #if defined(__AVX512F__)
     const f32x16 whole = (f32x16)_mm512_roundscale_ps((__m512)clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
