@@ -8,19 +8,6 @@ namespace {
 
 constexpr int64_t ROWS_GRAIN = 2;  // a row takes 20 to 100 microseconds
 
-void find_top(const Row& row, int64_t count, std::vector<Place>& top) {
-    top.clear();
-    if (count == 0) return;
-    const Place last = row.place(count);
-    row.each([&](int64_t id, f32x16 values, i32x16 ids) {
-        for (uint32_t in = bits_of(within(values, ids, last)); in; in &= in - 1) {
-            const int lane = __builtin_ctz(in);
-            top.push_back({values[lane], static_cast<int32_t>(id) + lane});
-        }
-    });
-    std::sort(top.begin(), top.end(), [](Place a, Place b) { return a.id != b.id && within(a, b); });
-}
-
 template <class T>
 void logprobs(const T* logits, int64_t stride, const int64_t* picked, int64_t rows, int64_t vocab_size,
               const int64_t* token_ids, int64_t num_top, float* logprobs, int64_t* top_ids, float* top_logprobs) {
@@ -32,8 +19,9 @@ void logprobs(const T* logits, int64_t stride, const int64_t* picked, int64_t ro
             const double total = row.finite ? row.best.value + std::log(row.weight(NO_LIMIT)) : NAN;
             const int64_t id = token_ids[at];
             logprobs[at] = id >= 0 && id < vocab_size ? static_cast<float>(row[id] - total) : NAN;
-            if (row.finite) {
-                find_top(row, num_top, top);
+            if (row.finite && num_top > 0) {
+                top = row.top(num_top);
+                std::sort(top.begin(), top.end(), before);
             } else {
                 top.assign(num_top, {NAN, 0});
             }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -15,9 +16,9 @@ struct Place {
 };
 constexpr Place NO_LIMIT = {-std::numeric_limits<float>::infinity(), std::numeric_limits<int32_t>::max()};
 
-inline bool within(Place place, Place limit) {
-    return place.value > limit.value || (place.value == limit.value && place.id <= limit.id);
-}
+inline bool before(Place a, Place b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+
+inline bool within(Place place, Place limit) { return !before(limit, place); }
 
 // All bits of a lane are set where it is in.
 inline i32x16 within(f32x16 values, i32x16 ids, Place limit) {
@@ -109,35 +110,30 @@ class Row {
         return total;
     }
 
-    // Where the best `count` tokens end, 1 <= count <= size: a limit that just these are within.
-    Place place(int64_t count) const {
-        // Floats are in the order of their bits, negative ones turned round: halve the range of bits.
-        int64_t low = to_key(NO_LIMIT.value), high = int64_t{to_key(best.value)} + 1, greater = 0;
-        while (high - low > 1) {
-            const int64_t middle = low + (high - low) / 2;
-            const float value = from_key(static_cast<int32_t>(middle));
-            const int64_t found = count_from(value);
-            if (found == count) return {value, NO_LIMIT.id};
-            if (found > count) {
-                low = middle;
-            } else {
-                high = middle;
-                greater = found;
-            }
+    // The best `count` tokens, 1 <= count <= size, in no order but that the last of them comes last. Until the next call.
+    std::vector<Place>& top(int64_t count) {
+        // Of the largest values of more than `count` groups of tokens, those that are among the best `count` belong to
+        // as many tokens. With twice the groups hardly more tokens are as large.
+        const int64_t blocks = 2 * count / LANES + 1;
+        const int64_t size = std::max<int64_t>(padded_ / LANES / blocks, 1) * LANES;
+        group_bests_.clear();
+        for (int64_t begin = 0; begin < padded_; begin += size) {
+            f32x16 most = at(begin);
+            for (int64_t id = begin; id < std::min(begin + size, padded_); id += LANES) most = maximum(most, at(id));
+            for (int lane = 0; lane < LANES; lane++) group_bests_.push_back(most[lane]);
         }
-        // Tokens with this value are in by their ids.
-        const float value = from_key(static_cast<int32_t>(low));
-        int64_t wanted = count - greater;
-        for (int64_t id = 0;; id += LANES) {
-            uint32_t equal = bits_of(at(id) == value);
-            const int found = __builtin_popcount(equal);
-            if (found < wanted) {
-                wanted -= found;
-                continue;
+        const auto last = group_bests_.begin() + count - 1;
+        std::nth_element(group_bests_.begin(), last, group_bests_.end(), std::greater<float>());
+        top_.clear();
+        each([&](int64_t id, f32x16 values, i32x16) {
+            for (uint32_t in = bits_of(values >= *last); in; in &= in - 1) {
+                const int lane = __builtin_ctz(in);
+                top_.push_back({values[lane], static_cast<int32_t>(id) + lane});
             }
-            while (--wanted > 0) equal &= equal - 1;
-            return {value, static_cast<int32_t>(id) + __builtin_ctz(equal)};
-        }
+        });
+        std::nth_element(top_.begin(), top_.begin() + count - 1, top_.end(), before);
+        top_.resize(count);
+        return top_;
     }
 
   private:
@@ -149,28 +145,7 @@ class Row {
 
     f32x16 at(int64_t id) const { return load(values_.data() + id); }
 
-    int64_t count_from(float value) const {
-        i32x16 counts = {};
-        for (int64_t id = 0; id < padded_; id += LANES) counts -= at(id) >= value;
-        int64_t total = 0;
-        for (int lane = 0; lane < LANES; lane++) total += counts[lane];
-        return total;
-    }
-
-    static int32_t to_key(float value) {
-        int32_t bits;
-        value += 0.0f;  // -0 is 0
-        std::memcpy(&bits, &value, 4);
-        return bits ^ ((bits >> 31) & 0x7fffffff);
-    }
-
-    static float from_key(int32_t key) {
-        const int32_t bits = key ^ ((key >> 31) & 0x7fffffff);
-        float value;
-        std::memcpy(&value, &bits, 4);
-        return value;
-    }
-
-    std::vector<float> values_;
+    std::vector<float> values_, group_bests_;
+    std::vector<Place> top_;
     int64_t padded_ = 0;
 };

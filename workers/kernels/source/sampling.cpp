@@ -135,7 +135,7 @@ int32_t race(Row& row, uint64_t key, Place limit, double floor) {
 // ranks before it says whether it is. If not, nothing behind it is kept either, and those before it race again.
 int32_t draw(Row& row, uint64_t key, const Parameters& parameters, int64_t vocab_size) {
     const bool top_k = parameters.top_k > 0 && parameters.top_k < vocab_size;
-    const Place last = top_k ? row.place(parameters.top_k) : NO_LIMIT;
+    const Place last = top_k ? row.top(parameters.top_k).back() : NO_LIMIT;
     const double floor = std::log(parameters.min_p);
     int32_t winner = race(row, key, last, floor);
     if (parameters.top_p >= 1) return winner;
