@@ -89,7 +89,7 @@ class Engine:
         return limits
 
     async def run(self) -> None:
-        """Step until `shutdown`, or until the executor is lost: then every open request ends with an error."""
+        """Step until `shutdown`, or until the executor is lost: then every open request ends as lost."""
         scheduler = self._ready_scheduler()
         try:
             while self._state == "ready":
@@ -101,7 +101,7 @@ class Engine:
             self._end("failed", f"the engine's loop failed: {type(error).__name__}: {error}")
 
     async def shutdown(self) -> None:
-        """End every open request with an error and stop the executor."""
+        """End every open request as lost and stop the executor."""
         self._end("stopped", "the engine was shut down")
         await self._executor.shutdown()
 
@@ -180,7 +180,7 @@ class Engine:
     def _finish_between_steps(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
             self._log.forget(output.request_id)
-            self._metrics.finish(output.request_id, output.finish_reason or "error")
+            self._metrics.finish(output.request_id, output.finish_reason or "lost")
         self._emit(outputs)
 
     def _end(self, state: Literal["failed", "stopped"], cause: str) -> None:
@@ -191,7 +191,7 @@ class Engine:
         if state == "failed":
             logger.error("the engine serves no more: %s", cause)
         self._finish_between_steps(
-            [RequestOutput(request_id, [], finish_reason="error", error=cause) for request_id in sorted(self._open)]
+            [RequestOutput(request_id, [], finish_reason="lost", error=cause) for request_id in sorted(self._open)]
         )
         self._metrics.set_up(False)
         self._wake.set()

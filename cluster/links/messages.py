@@ -1,6 +1,6 @@
 """What front ends and engines say to each other. No behaviour.
 
-`GenerateRequest`, `GenerateSummary` and `StepRecord` travel through a Serve handle, the rest as msgspec
+`GenerateRequest`, `GenerateSummary`, `EngineStatus` and `StepRecord` travel through a Serve handle, the rest as msgspec
 messages on the token link that the engine opens to each front end.
 """
 
@@ -32,11 +32,19 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     lora_id: str | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    """Delivered already, by an engine that has lost the request: this one goes on after them, and reports only new
+    tokens. Empty for a new request.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateSummary:
-    """How a request ended: the front end reads its token link up to `num_tokens`."""
+    """How a request ended: the front end reads its token link up to `num_tokens`, which counts what this engine gave.
+
+    Reason "lost": this engine cannot go on with it (failed, shut down); whoever holds its prompt and tokens may
+    submit it again elsewhere. "error" is final.
+    """
 
     finish_reason: str
     num_tokens: int
@@ -60,6 +68,8 @@ class Admission:
     request_id: str
     error: str | None = None
     param: str | None = None
+    retry_after: float | None = None
+    """Seconds; set when it was refused because the queue is too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,18 @@ class Finish:
 
 EngineToFrontend = Admission | TokenBatch
 FrontendToEngine = Resume | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What an engine tells of itself."""
+
+    ready: bool
+    """It takes requests and computes them now."""
+    live: bool
+    """Nothing says that it must be replaced: it steps, is idle, starts or recovers."""
+    phase: str
+    """"ready", a start-up phase, "recovering: " and why, or the cause of its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from cluster.metrics.series import SERIES
 from cluster.metrics.snapshot import HistogramAccumulator, MetricsSnapshot, SeriesKey
 from scheduler.plan import RequestOutput, SchedulerStats, StepPlan, StepResult
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "lost")
 PREEMPTION_REASONS = ("blocks", "priority", "epoch")
 STEP_KINDS = ("decode", "mixed", "prefill")
 
@@ -101,7 +101,7 @@ class EngineMetrics:
             self._rejections[reason] += 1
 
     def finish(self, request_id: str, reason: str) -> None:
-        """A request was ended between steps: "stop" (stop string), "abort" (client left) or "error".
+        """A request was ended between steps: "stop" (stop string), "abort" (client left), "error" or "lost".
 
         Does nothing for a request that has ended already, so an output that says the same may follow.
         """

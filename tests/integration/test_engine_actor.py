@@ -138,7 +138,7 @@ async def test_killed_rank_ends_open_requests_and_health() -> None:
         *_, victim = await actor.process_ids.remote()
         os.kill(victim, signal.SIGKILL)
         _, last = await read(stream)
-        assert last.finish_reason == "error"
+        assert last.finish_reason == "lost"
         assert "rank" in str(last.error)
         with pytest.raises(Exception, match="rank"):
             await asyncio.wait_for(actor.check_health.remote(), DEADLINE)

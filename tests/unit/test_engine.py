@@ -192,7 +192,7 @@ async def test_lost_executor_ends_every_request_with_its_cause() -> None:
         executor.fail("rank 1 is gone")
         for name in ("a", "b"):
             last = await published.last(name)
-            assert (last.finish_reason, last.error) == ("error", "rank 1 is gone")
+            assert (last.finish_reason, last.error) == ("lost", "rank 1 is gone")
             assert published.num_ends(name) == 1
         with pytest.raises(EngineError, match="rank 1 is gone"):
             engine.check_health()
@@ -216,7 +216,7 @@ async def test_fault_in_the_loop_ends_every_request() -> None:
         await turns()
         executor.release_nonsense()
         last = await published.last("a")
-        assert last.finish_reason == "error"
+        assert last.finish_reason == "lost"
         assert "loop failed" in str(last.error)
 
 
@@ -226,7 +226,7 @@ async def test_shutdown_ends_every_request() -> None:
         engine.add_request(request("a", [1, 2], 50))
         await turns()
     last = await published.last("a")
-    assert (last.finish_reason, last.error) == ("error", "the engine was shut down")
+    assert (last.finish_reason, last.error) == ("lost", "the engine was shut down")
     assert executor.num_stops == 1
 
 
@@ -267,7 +267,7 @@ def test_thread_runs_an_engine() -> None:
         threaded.thread.stop(DEADLINE)
     threaded.thread.stop(DEADLINE)
     assert threaded.executor.num_stops == 1
-    assert threaded.outputs[-1].finish_reason in ("length", "error")
+    assert threaded.outputs[-1].finish_reason in ("length", "lost")
     with pytest.raises(EngineError, match="thread has ended"):
         threaded.thread.post(threaded.engine.check_health)
 

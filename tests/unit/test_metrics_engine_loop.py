@@ -136,5 +136,5 @@ async def test_refusals_and_the_loss_of_the_executor_show() -> None:
         snapshot = metrics.snapshot()
     refusals = {key[1]: value for key, value in snapshot.counters.items() if key[0] == "admission_rejections"}
     assert sum(refusals.values()) == 1
-    assert snapshot.counters[("request_success", "error")] == 1
+    assert snapshot.counters[("request_success", "lost")] == 1
     assert snapshot.gauges[("engine_up",)] == 0.0
