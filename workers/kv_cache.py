@@ -1,8 +1,11 @@
 """Size and allocation of this rank's paged KV cache: one tensor a layer."""
 
+import math
+
 import torch
 
 from workers.attention.base import AttentionBackend
+from workers.host_memory import HugePages, touch_behind
 
 
 def block_bytes(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
@@ -21,9 +24,13 @@ def allocate_kv_caches(
     device: torch.device,
 ) -> list[torch.Tensor]:
     """One cache a layer in the backend's layout, zeroed: a kernel may read past a sequence's end within its last
-    block, and 0 times garbage must not be NaN.
+    block, and 0 times garbage must not be NaN. On a CPU the memory is not waited for.
 
     Raises ValueError for a block size that the backend cannot use.
     """
     shape = backend.kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
-    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+    if device.type != "cpu":
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+    memory = HugePages().take(num_layers * math.prod(shape) * dtype.itemsize)
+    touch_behind(memory)
+    return list(memory.view(dtype).view(num_layers, *shape))

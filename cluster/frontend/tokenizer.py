@@ -1,14 +1,16 @@
 """The model's tokenizer and chat template, as the front end uses them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as BackendTokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cluster.errors import ModelError, RequestError
 from cluster.frontend.token_table import TokenTable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {
@@ -40,7 +42,7 @@ _MAX_TEMPLATE_MESSAGE = 200
 class Tokenizer:
     """Encodes text and chats; `table` has the way back. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         """Raises ModelError when there is no fast tokenizer behind it, or one with an unknown decoder."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, BackendTokenizer):
@@ -58,6 +60,8 @@ class Tokenizer:
     @classmethod
     def load(cls, model_path: str) -> "Tokenizer":
         """From a local directory. Raises ModelError with the cause."""
+        from transformers import AutoTokenizer  # seconds, which the launcher, who knows this class, need not wait for
+
         try:
             tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:

@@ -21,6 +21,17 @@ from cluster.launch.watchdog import Watchdog
 STREAM_SECONDS = 24 * 3600
 """Longest stream that a change of front ends must not cut."""
 
+_QUIET = {
+    # Ray's daemons report on themselves many times a second, and every report takes a processor from the model.
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_io_context_monitor_probe_interval_ms": "10000",
+    "LOG_NAME_UPDATE_INTERVAL_S": "60",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+}
+"""Only of Ray's own view of itself; nothing of ours depends on it."""
+
 
 def free_ports(count: int) -> list[int]:
     """Ports that nothing listens on now."""
@@ -40,30 +51,34 @@ def serve_environment(run_directory: Path, proxy_starter: Path | None) -> dict[s
     haproxy = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
     if proxy_starter is not None:
         haproxy = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HAPROXY_BINARY_PATH": str(proxy_starter)}
-    return haproxy | {
-        # Left to itself, `ray.init` would leave a token in the home directory that later clusters demand.
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # A worker that does not answer is not worth the default 5 s of grace.
-        "RAY_kill_worker_timeout_milliseconds": "500",
-        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_directory / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_directory / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_directory / "stats.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_directory),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_directory / "server-state"),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
-        # Where HAProxy turns when no front end lives: never to another run's.
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
-        # A reload of HAProxy (front ends came or went) cuts streams that are still open after this long.
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(STREAM_SECONDS),
-        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(STREAM_SECONDS),
-        # A stopping front end keeps its port this long; that requests are refused is its own 503.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+    return (
+        haproxy
+        | {
+            # Left to itself, `ray.init` would leave a token in the home directory that later clusters demand.
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # A worker that does not answer is not worth the default 5 s of grace.
+            "RAY_kill_worker_timeout_milliseconds": "500",
+            "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_directory / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_directory / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(run_directory / "stats.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(run_directory),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(run_directory / "server-state"),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+            # Where HAProxy turns when no front end lives: never to another run's.
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
+            # A reload of HAProxy (front ends came or went) cuts streams that are still open after this long.
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(STREAM_SECONDS),
+            "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(STREAM_SECONDS),
+            # A stopping front end keeps its port this long; that requests are refused is its own 503.
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        | _QUIET
+    )
 
 
 def within(seconds: float, action: Callable[[], object]) -> bool:

@@ -72,12 +72,28 @@ def test_a_signal_with_nothing_to_stop_ends_at_once(signals: StopSignals) -> Non
 
 def test_the_second_signal_forces() -> None:
     code = (
-        "import signal\nfrom cluster.launch.signals import StopSignals\n"
+        "import signal, time\nfrom cluster.launch.signals import StopSignals\n"
         "stop = StopSignals()\nstop.install(force=lambda: print('forced', flush=True))\n"
-        "signal.raise_signal(signal.SIGINT)\nsignal.raise_signal(signal.SIGINT)\nprint('went on')\n"
+        "signal.raise_signal(signal.SIGINT)\ntime.sleep(1)\nsignal.raise_signal(signal.SIGINT)\nprint('went on')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
     assert (done.stdout, done.returncode) == ("forced\n", 130)
+
+
+def test_signals_that_come_together_are_one_and_block_nobody() -> None:
+    code = (
+        "import os, signal\nfrom cluster.launch.signals import StopSignals\n"
+        "stop = StopSignals()\nstop.install(force=lambda: print('forced', flush=True))\n"
+        "parent = os.getpid()\n"
+        "if os.fork() == 0:\n"
+        "    for turn in range(200):\n"
+        "        os.kill(parent, signal.SIGINT); os.kill(parent, signal.SIGTERM)\n"
+        "    os._exit(0)\n"
+        "while not stop.wait(60): pass\n"
+        "os.wait()\nprint('asked', stop.wait(60))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.stdout, done.returncode) == ("asked True\n", 0)
 
 
 def test_cpus_of_the_whole_application() -> None:

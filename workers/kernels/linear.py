@@ -4,19 +4,15 @@ A row's result depends neither on how many rows there are nor on what the others
 summed in float32 over the inputs in their order, whatever the batch. Greedy tokens are the same alone and batched.
 """
 
-import contextlib
-import mmap
-
 import torch
 
+from workers.host_memory import HugePages
 from workers.kernels.library import POINTER, SIZE, library
 
 _LANES = 16
 """Outputs of one block of packed weights, the last one padded with zeros."""
 _PAIR = 2
 """Inputs that are multiplied by one instruction; an odd number of them is padded with a zero."""
-_ALIGNMENT = 64
-_CHUNK_BYTES = 64 << 20
 
 
 def supports(dtype: torch.dtype) -> bool:
@@ -95,23 +91,4 @@ def _pack(weight: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
     return packed
 
 
-class _HugePages:
-    """Memory in pages of 2 MiB where the system has them. With pages of 4 KiB the search for their addresses takes
-    up to half of the time that reading the weights takes. A chunk is freed with the last tensor in it."""
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, size: int) -> torch.Tensor:
-        """`size` bytes, aligned to 64, as zeros."""
-        if size > len(self._free):
-            pages = mmap.mmap(-1, max(size, _CHUNK_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):  # a kernel without them
-                    pages.madvise(mmap.MADV_HUGEPAGE)
-            self._free = torch.frombuffer(pages, dtype=torch.uint8)
-        taken, self._free = self._free[:size], self._free[-(-size // _ALIGNMENT) * _ALIGNMENT :]
-        return taken
-
-
-_memory = _HugePages()
+_memory = HugePages()
