@@ -8,6 +8,8 @@ ChunkserveError
     +-- ExecutorError  a rank died, hung or answered nonsense
 """
 
+from typing import Literal
+
 
 class ChunkserveError(Exception):
     """Base of every error that chunkserve raises on purpose."""
@@ -36,8 +38,16 @@ class EngineError(ChunkserveError):
     """The engine cannot serve now; the message says why."""
 
 
+LossKind = Literal["worker_died", "worker_hung", "step_failed", "link", "startup"]
+"""What recoveries are counted by."""
+
+
 class ExecutorError(EngineError):
     """A rank died, hung or answered nonsense; the message names the rank."""
+
+    def __init__(self, message: str, kind: LossKind = "step_failed") -> None:
+        super().__init__(message)
+        self.kind: LossKind = kind
 
 
 def root_cause(error: BaseException) -> str:

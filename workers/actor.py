@@ -1,7 +1,7 @@
 """The Ray shell of one rank: explicit methods for start-up, then a thread that executes plans.
 
-The only place of this room that knows Ray. The process ends when its engine link does, at the latest after
-the step that runs, so that no rank outlives its engine.
+The only place of this room that knows Ray. The process ends when its engine link does, within a second, whatever
+its step waits for, so that no rank outlives its engine.
 """
 
 import os
@@ -13,7 +13,7 @@ import ray
 
 from workers.config import ModelLimits, WorkerConfig
 from workers.link import Link
-from workers.step_loop import rank_name, serve_plans
+from workers.step_loop import rank_name, serve_heartbeats, serve_plans
 
 if TYPE_CHECKING:
     from workers.worker import Worker
@@ -64,6 +64,7 @@ class WorkerActor:
         """Dial the engine and execute its plans from now on. Raises LinkError when it cannot be reached."""
         worker = self._loaded()
         link = Link.connect(host, port, token, rank_name(self._rank), _CONNECT_SECONDS)
+        threading.Thread(target=serve_heartbeats, args=(link,), name="heartbeats", daemon=True).start()
         if worker.clock is not None:
             from workers.profile import profile_link
 

@@ -5,7 +5,7 @@ caller's first two frames are the listener's random token and the caller's name;
 a wrong token, and on none within a deadline. Both ends notice a dead peer by EOF at once and a cut
 network by TCP's own keep-alive and unacknowledged-data timers.
 
-`Link` blocks and belongs to one thread. `AsyncLink` never blocks: a peer that does not read is
+`Link` blocks: one thread reads it, any may send. `AsyncLink` never blocks: a peer that does not read is
 dropped once `max_buffered` bytes wait for it. Knows neither torch nor Ray, nor what messages mean.
 """
 
@@ -17,6 +17,7 @@ import secrets
 import select
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from typing import cast
 
@@ -76,6 +77,7 @@ class Link:
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._socket = sock
+        self._sending = threading.Lock()
         self.peer = peer
 
     @classmethod
@@ -92,9 +94,13 @@ class Link:
         return cls(sock, peer)
 
     def send(self, kind: int, payload: bytes) -> None:
-        """Blocks until the kernel has taken it all. Raises LinkError when the link is broken."""
+        """Blocks until the kernel has taken it all; messages of two threads do not mix.
+
+        Raises LinkError when the link is broken.
+        """
         try:
-            self._socket.sendall(frame(kind, payload))
+            with self._sending:
+                self._socket.sendall(frame(kind, payload))
         except OSError as error:
             raise LinkError(f"cannot send to {self.peer}: {error}") from error
 

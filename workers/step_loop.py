@@ -23,6 +23,10 @@ RESULT = 2
 ERROR = 3
 """Rank to engine, before it dies: what it died of, as UTF-8 text."""
 
+HEARTBEAT = 4
+"""Rank to engine, each second, whatever the rank does: it is neither suspended nor cut off."""
+HEARTBEAT_SECONDS = 1.0
+
 _POLL_SECONDS = 1e-4
 """A small part of any step on a GPU: what a plan or a result may wait before it is noticed."""
 
@@ -45,6 +49,24 @@ def serve_plans(link: Link, worker: "Worker", rank: int) -> None:
     finally:
         # Nothing may keep a rank without an engine alive: no exit handler, no thread, no collective.
         os._exit(status)
+
+
+def serve_heartbeats(link: Link) -> None:
+    """Send heartbeats until the link ends, then end the process: a step that waits for a dead peer may not keep it."""
+    try:
+        send_heartbeats(link)
+    finally:
+        os._exit(1)
+
+
+def send_heartbeats(link: Link) -> None:
+    """Until the link ends."""
+    try:
+        while True:
+            link.send(HEARTBEAT, b"")
+            time.sleep(HEARTBEAT_SECONDS)
+    except LinkError as error:
+        logger.warning("the engine is gone: %s", error)
 
 
 def execute_plans(link: Link, worker: "Worker", rank: int) -> NoReturn:

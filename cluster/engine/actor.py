@@ -20,7 +20,7 @@ from cluster.engine.ray_executor import RayExecutor
 from cluster.engine.settings import EngineSettings
 from cluster.engine.thread import EngineThread
 from cluster.errors import EngineError
-from cluster.links.messages import GenerateRequest, GenerateSummary, StepRecord
+from cluster.links.messages import EngineStatus, GenerateRequest, GenerateSummary, StepRecord
 from cluster.links.token_sender import TokenSender
 from cluster.metrics.engine import EngineMetrics
 from cluster.metrics.pusher import MetricsPusher
@@ -99,8 +99,15 @@ class EngineReplica:
         """The last n steps, oldest first, as of now."""
         return await self._ask(lambda: self._engine.step_log(n))
 
+    async def status(self) -> EngineStatus:
+        """What front ends tell of it in /health; never raises."""
+        try:
+            return await self._ask(self._engine.status)
+        except EngineError as error:
+            return EngineStatus(False, False, str(error))
+
     async def check_health(self) -> None:
-        """Raises EngineError, or does not return, when the engine cannot serve: Serve then replaces the replica."""
+        """Raises EngineError when the engine does not live; Serve then replaces the replica."""
         await self._ask(self._engine.check_health)
 
     async def process_ids(self) -> list[int]:
@@ -140,6 +147,7 @@ class EngineReplica:
             self._metrics,
             settings.step_log_size,
             dict if self._clock is None else self._clock.take,
+            settings.deadlines,
         )
         self._sender = TokenSender(self._engine_id, engine.finish_request, settings.deadlines.orphan)
         self._sender.start()

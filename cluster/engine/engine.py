@@ -3,6 +3,7 @@
 Plain asyncio. It knows neither Ray nor sockets nor text: whatever executes or receives outputs is
 injected. `Engine` lives on one event loop, and between two awaits of its loop nobody else touches the
 scheduler: so adds and aborts, which are calls on that loop, always fall between steps.
+A lost executor is brought back in place: requests stay open and are computed again.
 `cluster.engine.thread` gives it a loop and a thread of its own.
 """
 
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.engine.executor import Executor
+from cluster.engine.recovery import recover
+from cluster.engine.settings import EngineDeadlines
+from cluster.engine.step_deadline import StepDeadline
 from cluster.engine.step_log import StepLog
-from cluster.errors import EngineError
-from cluster.links.messages import StepRecord
+from cluster.errors import EngineError, ExecutorError
+from cluster.links.messages import EngineStatus, StepRecord
 from cluster.metrics.engine import EngineMetrics
 from scheduler.plan import RequestOutput, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused, RequestStatus
@@ -29,8 +33,14 @@ logger = logging.getLogger(__name__)
 FINISH_STATUSES = {"stop": RequestStatus.FINISHED_STOPPED, "abort": RequestStatus.FINISHED_ABORTED}
 """How a request may be ended from outside, by the reason its last output carries."""
 
+State = Literal["starting", "ready", "recovering", "failed", "stopped"]
+
 _RETRY_SECONDS = 0.01
 """Until the next try when open requests gave no plan: all were preempted, or wait for a grammar."""
+_IDLE_SECONDS = 0.5
+"""Until the next look at the executor while there is nothing to do."""
+_FUTILE_RECOVERIES = 12
+"""So many without a single step between them, and it is not a request's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,7 @@ class Engine:
         metrics: EngineMetrics | None = None,
         step_log_size: int = 4096,
         take_stage_seconds: Callable[[], dict[str, float]] = dict,
+        deadlines: EngineDeadlines | None = None,
     ) -> None:
         """`publish` gets all that one step means, at most one output a request; it must not wait.
 
@@ -70,7 +81,14 @@ class Engine:
         self._take_stage_seconds = take_stage_seconds
         self._in_flight: deque[_Step] = deque()
         self._open: set[str] = set()
-        self._state: Literal["starting", "ready", "failed", "stopped"] = "starting"
+        self._deadlines = deadlines or EngineDeadlines()
+        self._step_deadline = StepDeadline(self._deadlines.step, self._deadlines.step_floor)
+        self._recovery: asyncio.Task[float] | None = None
+        self._recovery_seconds = self._deadlines.recovery
+        self._futile_recoveries = 0
+        self._progress_at = 0.0
+        """By `time.monotonic()`: the last result, or the last time that there was nothing to do."""
+        self._state: State = "starting"
         self._cause = "it has not started"
         self._wake = asyncio.Event()
 
@@ -78,22 +96,26 @@ class Engine:
 
     async def start(self) -> ModelLimits:
         """Start the executor and build the scheduler from what it measured. Raises ExecutorError, ValueError."""
+        began = time.monotonic()
         limits = await self._executor.start()
+        self._recovery_seconds = max(self._recovery_seconds, 3 * (time.monotonic() - began))
         try:
             self._scheduler = self._make_scheduler(limits)
         except BaseException:
             await self._executor.shutdown()
             raise
-        self._state = "ready"
-        self._metrics.set_up(True)
+        self._serve()
         return limits
 
     async def run(self) -> None:
-        """Step until `shutdown`, or until the executor is lost: then every open request ends as lost."""
-        scheduler = self._ready_scheduler()
+        """Step until `shutdown`, or until the executor is lost for good: then every open request ends as lost."""
+        scheduler = self._live_scheduler()
         try:
             while self._state == "ready":
-                await self._step(scheduler)
+                try:
+                    await self._step(scheduler)
+                except ExecutorError as loss:
+                    await self._recover(scheduler, loss)
         except EngineError as error:
             self._end("failed", str(error))
         except Exception as error:
@@ -103,7 +125,41 @@ class Engine:
     async def shutdown(self) -> None:
         """End every open request as lost and stop the executor."""
         self._end("stopped", "the engine was shut down")
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.wait((self._recovery,))
         await self._executor.shutdown()
+
+    def _serve(self) -> None:
+        self._state = "ready"
+        self._progress_at = time.monotonic()
+        self._metrics.set_up(True)
+
+    async def _recover(self, scheduler: Scheduler, loss: ExecutorError) -> None:
+        """Start over with new ranks. Open requests stay open and lose only what was computed; their tokens are here.
+
+        Raises ExecutorError when the ranks do not come back, or die again and again.
+        """
+        if self._state != "ready":
+            return  # It was shut down.
+        logger.error("the engine recovers: %s", loss)
+        self._state, self._cause = "recovering", f"recovering: {loss}"
+        self._metrics.set_up(False)
+        self._metrics.recover(loss.kind)
+        self._in_flight.clear()
+        self._log.start_over()
+        self._step_deadline.forget()
+        scheduler.end_epoch()
+        self._futile_recoveries += 1
+        if self._futile_recoveries > _FUTILE_RECOVERIES:
+            raise ExecutorError(f"the ranks were lost {self._futile_recoveries} times without a step between: {loss}")
+        self._recovery = asyncio.ensure_future(recover(self._executor, loss, self._recovery_seconds))
+        await asyncio.wait((self._recovery,))
+        if self._has_ended():
+            return
+        logger.info("the engine has recovered in %.2f s from: %s", self._recovery.result(), loss)
+        self._recovery = None
+        self._serve()
 
     # The loop
 
@@ -118,6 +174,9 @@ class Engine:
         step, received_at = self._in_flight.popleft(), time.perf_counter()
         if self._state != "ready":
             return
+        self._progress_at = time.monotonic()
+        self._futile_recoveries = 0
+        self._step_deadline.observe(step.plan, result.execute_seconds)
         outputs = scheduler.update_from_result(step.plan, result)
         self._emit(outputs)
         self._metrics.observe(step.plan, result, outputs, scheduler.stats(), step.sent_at, received_at)
@@ -134,19 +193,22 @@ class Engine:
     def _send(self, plan: StepPlan) -> None:
         sent_ahead = bool(self._in_flight) and not self._in_flight[-1].result.done()
         sent_at = time.perf_counter()
-        result = asyncio.ensure_future(self._executor.execute_step(plan))
+        result = asyncio.ensure_future(self._executor.execute_step(plan, self._step_deadline.seconds_for(plan)))
         result.add_done_callback(_look_at)
         self._in_flight.append(_Step(plan, result, sent_ahead, sent_at))
 
     async def _sleep(self, scheduler: Scheduler) -> None:
-        """Until somebody adds or ends a request; nothing is in flight."""
+        """Until somebody adds or ends a request; nothing is in flight. Raises ExecutorError when a rank is lost."""
         self._metrics.update_stats(scheduler.stats())
         self._wake.clear()
+        has_work = scheduler.has_unfinished_requests()
+        if not has_work:
+            self._progress_at = time.monotonic()
         try:
-            async with asyncio.timeout(_RETRY_SECONDS if scheduler.has_unfinished_requests() else None):
+            async with asyncio.timeout(_RETRY_SECONDS if has_work else _IDLE_SECONDS):
                 await self._wake.wait()
         except TimeoutError:
-            return
+            self._executor.check_health()
 
     def _emit(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
@@ -159,7 +221,7 @@ class Engine:
 
     def add_request(self, request: Request) -> None:
         """Raises RequestRefused when it can never be served, EngineError when the engine does not serve."""
-        scheduler = self._ready_scheduler()
+        scheduler = self._live_scheduler()
         try:
             scheduler.add_request(request)
         except RequestRefused as error:
@@ -173,7 +235,7 @@ class Engine:
         """End it now, for "stop" or "abort"; its last output says so. Nothing happens if it has ended already."""
         if request_id not in self._open:
             return
-        self._ready_scheduler().finish_request(request_id, FINISH_STATUSES[reason])
+        self._live_scheduler().finish_request(request_id, FINISH_STATUSES[reason])
         self._finish_between_steps([RequestOutput(request_id, [], finish_reason=reason)])
         self._wake.set()
 
@@ -185,7 +247,7 @@ class Engine:
 
     def _end(self, state: Literal["failed", "stopped"], cause: str) -> None:
         """Serve no more; only the first cause counts."""
-        if self._state in ("failed", "stopped"):
+        if self._has_ended():
             return
         self._state, self._cause = state, cause
         if state == "failed":
@@ -198,10 +260,26 @@ class Engine:
 
     # Looking in
 
+    def status(self) -> EngineStatus:
+        """Liveness is progress: an engine with work that does not step is not alive, an idle one is."""
+        if self._is_stalled():
+            return EngineStatus(False, False, f"no step has ended for {self._deadlines.stall:g} s, and requests wait")
+        ready = self._state == "ready"
+        return EngineStatus(ready, not self._has_ended(), "ready" if ready else self._cause)
+
     def check_health(self) -> None:
-        """Raises EngineError with the cause when it does not serve, ExecutorError when a rank is dead."""
-        self._ready_scheduler()
-        self._executor.check_health()
+        """Raises EngineError with the cause when it must be replaced."""
+        status = self.status()
+        if not status.live:
+            raise EngineError(f"the engine does not serve: {status.phase}")
+
+    def _has_ended(self) -> bool:
+        return self._state in ("failed", "stopped")
+
+    def _is_stalled(self) -> bool:
+        """Steps in flight have a deadline of their own, whose end is a recovery."""
+        waited = time.monotonic() - self._progress_at
+        return self._state == "ready" and not self._in_flight and waited > self._deadlines.stall and bool(self._open)
 
     def step_log(self, n: int) -> list[StepRecord]:
         """The last n steps, oldest first."""
@@ -210,8 +288,9 @@ class Engine:
     def num_open_requests(self) -> int:
         return len(self._open)
 
-    def _ready_scheduler(self) -> Scheduler:
-        if self._scheduler is None or self._state != "ready":
+    def _live_scheduler(self) -> Scheduler:
+        """Raises EngineError when it does not serve and will not; while it recovers, requests wait."""
+        if self._scheduler is None or self._state not in ("ready", "recovering"):
             raise EngineError(f"the engine does not serve: {self._cause}")
         return self._scheduler
 

@@ -1,8 +1,10 @@
 """The seam between the engine loop and whatever executes its plans, and its simplest side."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol, TypeVar
 
 from cluster.errors import ExecutorError
@@ -20,11 +22,20 @@ class Executor(Protocol):
     async def start(self) -> ModelLimits:
         """Start ranks, load weights, measure and allocate KV. Raises ExecutorError with the cause."""
 
-    def execute_step(self, plan: StepPlan) -> Awaitable[StepResult]:
-        """Send at once, without waiting; the awaitable gives the result or raises ExecutorError."""
+    async def restart(self) -> None:
+        """End what is left of the ranks and start them anew, empty, with the limits that `start` returned.
+
+        Plans that are in flight fail. Raises ExecutorError with the cause; it may be tried again.
+        """
+
+    def execute_step(self, plan: StepPlan, seconds: float) -> Awaitable[StepResult]:
+        """Send at once, without waiting; the awaitable gives the result or raises ExecutorError.
+
+        `seconds`: how long the step may take, from when no other is before it.
+        """
 
     def check_health(self) -> None:
-        """Raises ExecutorError if a rank is known to be dead."""
+        """Raises ExecutorError if a rank is known to be dead, until `restart`."""
 
     async def shutdown(self) -> None:
         """Stop every rank; returns within seconds, whatever state they are in."""
@@ -53,6 +64,14 @@ def only_rank(config: WorkerConfig) -> RankWorker:
     return Worker(config)
 
 
+def _nothing() -> None:
+    """What there is to do for a worker that was never made."""
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank0")
+
+
 class InProcessExecutor:
     """One rank in a thread of this process: for tests, and for use without Ray.
 
@@ -61,18 +80,41 @@ class InProcessExecutor:
 
     def __init__(self, make_worker: Callable[[], RankWorker]) -> None:
         self._make_worker = make_worker
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank0")
+        self._thread = _one_thread()
         self._worker: RankWorker | None = None
+        self._limits: ModelLimits | None = None
         self._failure: ExecutorError | None = None
 
     async def start(self) -> ModelLimits:
         """Raises ExecutorError with the cause."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, self._start)
 
-    def execute_step(self, plan: StepPlan) -> Awaitable[StepResult]:
-        """The one thread executes plans in the order they come. After a failure every plan fails."""
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._thread, self._guarded, lambda: self._execute(plan))
+    async def restart(self) -> None:
+        """Raises ExecutorError with the cause. A thread cannot be killed: one that hangs is left behind."""
+        with contextlib.suppress(ExecutorError):
+            await self.shutdown()
+        self._thread, self._failure = _one_thread(), None
+        await self.start()
+
+    def execute_step(self, plan: StepPlan, seconds: float) -> Awaitable[StepResult]:
+        """The one thread executes plans in the order they come. After a failure every plan fails.
+
+        A plan that waits for another's end has as much time again.
+        """
+        if self._worker is None:
+            raise RuntimeError("it was given a plan before it had started")
+        execute = partial(self._worker.execute_step, plan)
+        result = asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, execute)
+        return self._within(result, plan.step_id, 2 * seconds)
+
+    async def _within(self, result: Awaitable[StepResult], step_id: int, seconds: float) -> StepResult:
+        try:
+            return await asyncio.wait_for(result, seconds)
+        except TimeoutError:
+            self._failure = ExecutorError(
+                f"rank 0 gave no result of step {step_id} within {seconds:g} s", "worker_hung"
+            )
+            raise self._failure from None
 
     def check_health(self) -> None:
         """Raises ExecutorError if start-up or a step has failed."""
@@ -82,7 +124,9 @@ class InProcessExecutor:
     async def shutdown(self) -> None:
         """Waits, for some seconds, for the step that runs; plans that have not begun fail."""
         self._failure = self._failure or ExecutorError("rank 0 was shut down")
-        stopped = asyncio.get_running_loop().run_in_executor(self._thread, self._stop)
+        worker, self._worker = self._worker, None
+        stop = worker.shutdown if worker is not None else _nothing
+        stopped = asyncio.get_running_loop().run_in_executor(self._thread, stop)
         self._thread.shutdown(wait=False)
         try:
             await asyncio.wait_for(stopped, _SHUTDOWN_SECONDS)
@@ -100,18 +144,8 @@ class InProcessExecutor:
             raise self._failure from error
 
     def _start(self) -> ModelLimits:
-        self._worker = self._make_worker()
-        self._worker.load()
-        limits = self._worker.measure()
-        self._worker.allocate(limits)
+        worker = self._worker = self._make_worker()
+        worker.load()
+        limits = self._limits = self._limits or worker.measure()
+        worker.allocate(limits)
         return limits
-
-    def _execute(self, plan: StepPlan) -> StepResult:
-        if self._worker is None:
-            raise RuntimeError("it was given a plan before it had started")
-        return self._worker.execute_step(plan)
-
-    def _stop(self) -> None:
-        if self._worker is not None:
-            self._worker.shutdown()
-            self._worker = None

@@ -51,6 +51,10 @@ class RayExecutor:
         self._on_phase = on_phase
         self._outer_group: PlacementGroup | None = ray.util.get_current_placement_group()
         self._own_group: PlacementGroup | None = None
+        self._limits: ModelLimits | None = None
+        """What the first start measured."""
+        self._phase_seconds: dict[str, float] = {}
+        """What each phase of the first start took."""
         self._ranks: list[Any] = []
         self._process_ids: list[int] = []
         self._link: StepLink | None = None
@@ -60,21 +64,34 @@ class RayExecutor:
     async def start(self) -> ModelLimits:
         """Raises ExecutorError naming the rank and the phase that failed; nothing is left running then."""
         try:
-            return await self._start()
+            self._limits = await self._start()
         except BaseException:
             await self.shutdown()
             raise
+        return self._limits
+
+    async def restart(self) -> None:
+        """Kill what is left of the group and start it in the same placement group, with the first start's limits.
+
+        Ray brings back bundles whose node has died, elsewhere if it can. Raises ExecutorError naming the rank and
+        the phase that failed.
+        """
+        async with self._phase("kill"):
+            await self._kill_ranks()
+        await self._start()
 
     async def _start(self) -> ModelLimits:
         deadlines = self._deadlines
         async with self._phase("place"):
             await self._place()
         async with self._phase("load"):
-            (rendezvous,) = await self._wait([self._ranks[0].rendezvous.remote()], "rendezvous", deadlines.place)
+            (rendezvous,) = await self._wait([self._ranks[0].rendezvous.remote()], "load", deadlines.place)
             await self._wait([rank.load.remote(rendezvous) for rank in self._ranks], "load", deadlines.load)
-        async with self._phase("measure"):
-            measured = [rank.measure.remote() for rank in self._ranks]
-            limits = smallest(await self._wait(measured, "measure", deadlines.measure))
+        limits = self._limits
+        if limits is None:
+            async with self._phase("measure"):
+                measured = [rank.measure.remote() for rank in self._ranks]
+                limits = smallest(await self._wait(measured, "measure", deadlines.measure))
         async with self._phase("allocate"):
             await self._wait([rank.allocate.remote(limits) for rank in self._ranks], "allocate", deadlines.allocate)
         async with self._phase("link"):
@@ -88,13 +105,23 @@ class RayExecutor:
         yield
         seconds = time.perf_counter() - began
         logger.info("start-up phase %s took %.2f s", name, seconds)
+        self._phase_seconds.setdefault(name, seconds)
         self._on_phase(name, seconds)
+
+    def _patience(self, phase: str, seconds: float) -> float:
+        """How long a phase may take: what was done once in a few seconds has no right to the longest deadline."""
+        first = self._phase_seconds.get(phase)
+        if first is None:
+            return seconds
+        return min(seconds, self._deadlines.bundles + 5 * first)
 
     async def _place(self) -> None:
         """Start one actor process a rank."""
         num_ranks = self._settings.worker.tensor_parallel_size
         group, first_bundle = self._outer_group, 1
-        if group is None:
+        if group is None and self._own_group is not None:
+            group, first_bundle = self._own_group, 0
+        elif group is None:
             group, first_bundle = await self._create_group(num_ranks), 0
         elif group.bundle_count < first_bundle + num_ranks:
             raise ExecutorError(
@@ -127,7 +154,7 @@ class RayExecutor:
 
     async def _connect(self) -> None:
         num_ranks = len(self._ranks)
-        self._link = StepLink(num_ranks, self._deadlines.step)
+        self._link = StepLink(num_ranks, self._deadlines.heartbeat)
         address = await self._link.listen(ray.util.get_node_ip_address())
         dials = [rank.connect_link.remote(*address) for rank in self._ranks]
         await self._wait(dials, "link", self._deadlines.link)
@@ -135,17 +162,18 @@ class RayExecutor:
 
     async def _wait(self, calls: Sequence[Any], phase: str, seconds: float) -> list[Any]:
         """Results of one call a rank, in the order of the ranks. Raises ExecutorError, for the first that fails."""
+        seconds = self._patience(phase, seconds)
         tasks = [asyncio.ensure_future(_resolve(call)) for call in calls]
         try:
             _, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
             for rank, task in enumerate(tasks):
                 if task.done() and (error := task.exception()) is not None:
                     raise ExecutorError(
-                        f"rank {rank} failed in start-up phase {phase!r}: {root_cause(error)}"
+                        f"rank {rank} failed in start-up phase {phase!r}: {root_cause(error)}", "startup"
                     ) from error
             if pending:
                 late = ", ".join(f"rank {rank}" for rank, task in enumerate(tasks) if task in pending)
-                raise ExecutorError(f"{late} did not finish start-up phase {phase!r} within {seconds:g} s")
+                raise ExecutorError(f"{late} did not finish start-up phase {phase!r} within {seconds:g} s", "startup")
             return [task.result() for task in tasks]
         finally:
             for task in tasks:
@@ -153,9 +181,9 @@ class RayExecutor:
 
     # Steps
 
-    def execute_step(self, plan: StepPlan) -> Awaitable[StepResult]:
+    def execute_step(self, plan: StepPlan, seconds: float) -> Awaitable[StepResult]:
         """Send to all ranks at once, without waiting. Raises ExecutorError, from the awaitable."""
-        return self._started_link().execute(plan)
+        return self._started_link().execute(plan, seconds)
 
     def check_health(self) -> None:
         """Raises ExecutorError if a rank is known to be dead, or none was started."""
@@ -174,15 +202,18 @@ class RayExecutor:
 
     async def shutdown(self) -> None:
         """Kill every rank and wait, for the deadline's seconds, until they are gone. Never raises for a dead rank."""
+        await self._kill_ranks()
+        if self._own_group is not None:
+            remove_placement_group(self._own_group)
+            self._own_group = None
+
+    async def _kill_ranks(self) -> None:
         if self._link is not None:
             self._link.close()
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             ray.kill(rank, no_restart=True)
         await self._wait_for_deaths(ranks)
-        if self._own_group is not None:
-            remove_placement_group(self._own_group)
-            self._own_group = None
 
     async def _wait_for_deaths(self, ranks: Sequence[Any]) -> None:
         """A call to a dead actor fails: that is how Ray says it is gone."""

@@ -32,7 +32,17 @@ class EngineDeadlines:
     link: float = 30.0
     """All ranks dial back and show the token."""
     step: float = 60.0
-    """One step, from the moment no other step is before it."""
+    """One step of a shape that no step had before, from the moment no other step is before it: it may compile."""
+    step_floor: float = 5.0
+    """Any other step gets this and a small multiple of what steps like it take."""
+    heartbeat: float = 5.0
+    """A rank that is not heard of for so long has hung: each speaks once a second."""
+    bundles: float = 30.0
+    """Placement of new ranks after the old ones were lost; a node that died with them may not come back."""
+    recovery: float = 120.0
+    """From a lost rank until all are back, attempts included; three times the first start where that is longer."""
+    stall: float = 30.0
+    """Work waits, and the scheduler gives no plan."""
     shutdown: float = 10.0
     """From the order to stop until no worker process is left."""
     orphan: float = 10.0
@@ -56,6 +66,8 @@ class EngineSettings:
     rank_cpus: float = 1.0
     """Ray CPUs of each rank (one bundle a rank)."""
     rank_gpus: float = 0.0
+    max_queue_seconds: float | None = None
+    """New requests are refused while the first token of one more is predicted to take longer; None: never."""
     step_log_size: int = 4096
     """Steps that the live step log keeps."""
 

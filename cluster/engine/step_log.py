@@ -64,6 +64,11 @@ class StepLog:
                 self._decoding.add(output.request_id)
         return record
 
+    def start_over(self) -> None:
+        """The ranks are new, and no request has sampled in them; plans that were in flight are void."""
+        self._decoding.clear()
+        self._ended.clear()
+
     def forget(self, request_id: str) -> None:
         """The request has ended, by a result or between steps."""
         if request_id in self._decoding:

@@ -45,6 +45,7 @@ class EngineMetrics:
         self._finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self._aborts = 0
         self._rejections: Counter[str] = Counter()
+        self._recoveries: Counter[str] = Counter()
         self._histograms: dict[SeriesKey, HistogramAccumulator] = {}
         self._ttft = self._histogram("time_to_first_token_seconds")
         self._itl = self._histogram("inter_token_latency_seconds")
@@ -79,6 +80,11 @@ class EngineMetrics:
         """Whether the engine can serve now (`engine_up`); False when built."""
         with self._lock:
             self._up = up
+
+    def recover(self, cause: str) -> None:
+        """Ranks were lost, and are started anew. `cause` is one of a few fixed words, never a message."""
+        with self._lock:
+            self._recoveries[cause] += 1
 
     def update_stats(self, stats: SchedulerStats) -> None:
         """Adds or aborts changed the gauges, and no step follows: call it before the loop goes to sleep."""
@@ -211,6 +217,7 @@ class EngineMetrics:
             counters: dict[SeriesKey, float] = {("request_aborts",): self._aborts}
             counters |= {("request_success", reason): count for reason, count in self._finished.items()}
             counters |= {("admission_rejections", reason): count for reason, count in self._rejections.items()}
+            counters |= {("engine_recoveries", cause): count for cause, count in self._recoveries.items()}
             histograms = {key: accumulator.totals() for key, accumulator in self._histograms.items()}
             stats, up, cache_config = self._stats, self._up, self._cache_config
         gauges: dict[SeriesKey, float] = {("engine_up",): float(up)}

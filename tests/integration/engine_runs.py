@@ -22,9 +22,7 @@ NUM_TOKENS = 12
 PROMPTS = [[5, 9, 17], list(range(10, 60)), [200, 100] * 11, [3]]
 
 
-def settings(
-    tensor_parallel_size: int = 1, model_path: str | None = None, step_seconds: float = 30.0
-) -> EngineSettings:
+def settings(tensor_parallel_size: int = 1, model_path: str | None = None) -> EngineSettings:
     """Chunks of 16 tokens, two plans in flight, no metrics."""
     worker = WorkerConfig(
         model_path=model_path or tiny_model("llama"),
@@ -39,7 +37,7 @@ def settings(
     return EngineSettings(
         worker,
         SchedulerOptions(overlap_depth=2),
-        EngineDeadlines(place=60, load=60, measure=60, allocate=60, link=30, step=step_seconds, shutdown=20, orphan=5),
+        EngineDeadlines(place=60, load=60, measure=60, allocate=60, link=30, step=30, shutdown=20, orphan=5),
         app_name="",
     )
 
@@ -89,7 +87,7 @@ def is_alive(process_id: int) -> bool:
     try:
         with open(f"/proc/{process_id}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

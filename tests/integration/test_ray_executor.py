@@ -47,11 +47,11 @@ def one_step(step_id: int, num_tokens: int = 8) -> StepPlan:
 async def test_killed_rank_fails_what_is_in_flight(rank: int) -> None:
     executor = RayExecutor(settings(2))
     await executor.start()
-    await asyncio.wait_for(executor.execute_step(one_step(0)), DEADLINE)
+    await asyncio.wait_for(executor.execute_step(one_step(0), DEADLINE), DEADLINE)
     executor.check_health()
     victim = executor.process_ids()[rank]
     os.kill(victim, signal.SIGSTOP)  # so that the plans are in flight when it dies
-    results = [asyncio.ensure_future(executor.execute_step(one_step(step_id))) for step_id in (1, 2)]
+    results = [asyncio.ensure_future(executor.execute_step(one_step(step_id), DEADLINE)) for step_id in (1, 2)]
     os.kill(victim, signal.SIGKILL)
     for outcome in await asyncio.wait_for(asyncio.gather(*results, return_exceptions=True), DEADLINE):
         if isinstance(outcome, BaseException):
@@ -65,11 +65,11 @@ async def test_killed_rank_fails_what_is_in_flight(rank: int) -> None:
 
 
 async def test_suspended_rank_meets_the_step_deadline_and_is_killed() -> None:
-    executor = RayExecutor(settings(1, step_seconds=1.0))
+    executor = RayExecutor(settings(1))
     await executor.start()
     os.kill(executor.process_ids()[0], signal.SIGSTOP)
     with pytest.raises(ExecutorError, match="rank 0 gave no result of step 3 within 1 s"):
-        await asyncio.wait_for(executor.execute_step(one_step(3)), DEADLINE)
+        await asyncio.wait_for(executor.execute_step(one_step(3), 1.0), DEADLINE)
     await executor.shutdown()
     await all_gone(executor.process_ids())
 
@@ -78,7 +78,7 @@ async def test_plan_that_a_rank_cannot_execute() -> None:
     executor = RayExecutor(settings(1))
     await executor.start()
     with pytest.raises(ExecutorError, match="rank 0 failed: "):
-        await asyncio.wait_for(executor.execute_step(StepPlan(0, 1, {"unknown": 1})), DEADLINE)
+        await asyncio.wait_for(executor.execute_step(StepPlan(0, 1, {"unknown": 1}), DEADLINE), DEADLINE)
     await executor.shutdown()
     await all_gone(executor.process_ids())
 

@@ -33,6 +33,14 @@ class FakeModel:
         self._token_ids: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}
 
+    def computes(self, token_id: int | None, plan: StepPlan) -> bool:
+        """Whether the plan, which was executed, has computed this token."""
+        return any(
+            token_id
+            in self._token_ids[request_id][self._computed[request_id] - num_tokens : self._computed[request_id]]
+            for request_id, num_tokens in plan.num_scheduled_tokens.items()
+        )
+
     def execute_step(self, plan: StepPlan) -> StepResult:
         for request_id in plan.finished_request_ids + plan.preempted_request_ids:
             self._token_ids.pop(request_id)
@@ -51,11 +59,22 @@ class FakeModel:
 
 
 class FakeExecutor:
-    """Gives results at the loop's next turn, or, with `manual`, when `release` is called."""
+    """Gives results at the loop's next turn, or, with `manual`, when `release` is called.
 
-    def __init__(self, *, manual: bool = False, start_error: Exception | None = None) -> None:
+    `poison`: a prompt token at which the ranks die, each time. Restarts wait for `may_restart`, and raise the
+    errors in `restart_errors` first.
+    """
+
+    def __init__(
+        self, *, manual: bool = False, start_error: Exception | None = None, poison: int | None = None
+    ) -> None:
         self._manual = manual
         self._start_error = start_error
+        self._poison = poison
+        self.restart_errors: list[Exception] = []
+        self.may_restart = asyncio.Event()
+        self.may_restart.set()
+        self.num_restarts = 0
         self._model = FakeModel()
         self._waiting: deque[tuple[asyncio.Future[StepResult], StepResult]] = deque()
         self._failure: ExecutorError | None = None
@@ -67,7 +86,15 @@ class FakeExecutor:
             raise self._start_error
         return LIMITS
 
-    def execute_step(self, plan: StepPlan) -> Awaitable[StepResult]:
+    async def restart(self) -> None:
+        self.num_restarts += 1
+        self.fail("restarted")
+        await self.may_restart.wait()
+        if self.restart_errors:
+            raise self.restart_errors.pop(0)
+        self._model, self._failure = FakeModel(), None
+
+    def execute_step(self, plan: StepPlan, seconds: float) -> Awaitable[StepResult]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[StepResult] = loop.create_future()
         self.plans.append(plan)
@@ -75,6 +102,9 @@ class FakeExecutor:
             future.set_exception(self._failure)
             return future
         self._waiting.append((future, self._model.execute_step(plan)))
+        if self._model.computes(self._poison, plan):
+            self.fail("rank 0 is gone: poisoned")
+            return future
         if not self._manual:
             loop.call_soon(self.release)
         return future
@@ -96,7 +126,7 @@ class FakeExecutor:
 
     def fail(self, cause: str) -> None:
         """A rank dies."""
-        self._failure = ExecutorError(cause)
+        self._failure = ExecutorError(cause, "worker_died")
         for future, _ in self._waiting:
             future.set_exception(self._failure)
         self._waiting.clear()

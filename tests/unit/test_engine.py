@@ -182,33 +182,6 @@ async def test_finish_from_outside(reason: str) -> None:
         assert executor.num_waiting == 0
 
 
-async def test_lost_executor_ends_every_request_with_its_cause() -> None:
-    executor, published = FakeExecutor(manual=True), Published()
-    async with running(executor, published, 2) as engine:
-        engine.check_health()
-        for name in ("a", "b"):
-            engine.add_request(request(name, [1, 2], 50))
-        await turns()
-        executor.fail("rank 1 is gone")
-        for name in ("a", "b"):
-            last = await published.last(name)
-            assert (last.finish_reason, last.error) == ("lost", "rank 1 is gone")
-            assert published.num_ends(name) == 1
-        with pytest.raises(EngineError, match="rank 1 is gone"):
-            engine.check_health()
-        with pytest.raises(EngineError, match="rank 1 is gone"):
-            engine.add_request(request("late", [1], 1))
-
-
-async def test_dead_rank_shows_while_idle() -> None:
-    executor = FakeExecutor()
-    async with running(executor, Published(), 2) as engine:
-        await turns()
-        executor.fail("rank 0 is gone")
-        with pytest.raises(ExecutorError, match="rank 0 is gone"):
-            engine.check_health()
-
-
 async def test_fault_in_the_loop_ends_every_request() -> None:
     executor, published = FakeExecutor(manual=True), Published()
     async with running(executor, published, 1) as engine:

@@ -55,7 +55,7 @@ async def test_calls_in_order_on_one_thread() -> None:
     worker = RecordingWorker()
     executor = InProcessExecutor(lambda: worker)
     assert await executor.start() == LIMITS
-    results = await asyncio.gather(*[executor.execute_step(plan(step_id)) for step_id in range(4)])
+    results = await asyncio.gather(*[executor.execute_step(plan(step_id), DEADLINE) for step_id in range(4)])
     assert [result.step_id for result in results] == [0, 1, 2, 3]
     executor.check_health()
     await executor.shutdown()
@@ -69,7 +69,9 @@ async def test_failed_step_fails_it_and_all_later_ones() -> None:
     worker = RecordingWorker(broken_step=1)
     executor = InProcessExecutor(lambda: worker)
     await executor.start()
-    results = await asyncio.gather(*[executor.execute_step(plan(n)) for n in range(3)], return_exceptions=True)
+    results = await asyncio.gather(
+        *[executor.execute_step(plan(n), DEADLINE) for n in range(3)], return_exceptions=True
+    )
     assert isinstance(results[0], StepResult)
     for failed in results[1:]:
         assert isinstance(failed, ExecutorError)

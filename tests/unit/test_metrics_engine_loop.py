@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from fake_executor import LIMITS, FakeExecutor
 
+from cluster.engine import recovery
 from cluster.engine.engine import Engine
+from cluster.errors import ExecutorError
 from cluster.metrics.engine import EngineMetrics
 from cluster.metrics.snapshot import MetricsSnapshot
 from scheduler.config import SchedulerConfig
@@ -123,7 +125,8 @@ async def test_gauges_return_to_zero_after_aborts_in_every_state(depth: int) -> 
     assert not metrics._requests
 
 
-async def test_refusals_and_the_loss_of_the_executor_show() -> None:
+async def test_refusals_and_the_loss_of_the_executor_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_PAUSE_SECONDS", 0.0)
     metrics = EngineMetrics()
     executor = FakeExecutor(manual=True)
     async with running(executor, metrics, 2) as engine:
@@ -131,6 +134,7 @@ async def test_refusals_and_the_loss_of_the_executor_show() -> None:
             engine.add_request(request("a", LIMITS.max_model_len, 5))
         engine.add_request(request("b", 5, 5))
         await until("a plan", lambda: executor.num_waiting > 0)
+        executor.restart_errors = [ExecutorError("no place", "startup")] * 5
         executor.fail("rank 0 died")
         await until("the end of the request", lambda: not engine.num_open_requests())
         snapshot = metrics.snapshot()

@@ -1,0 +1,199 @@
+"""A lost executor is brought back in place: streams stay open, no token is lost or said twice."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from fake_executor import LIMITS, FakeExecutor, continuation
+from test_engine import DEADLINE, Published, config, request, running, turns
+
+from cluster.engine import recovery
+from cluster.engine.engine import Engine
+from cluster.engine.settings import EngineDeadlines
+from cluster.errors import EngineError, ExecutorError
+from cluster.links.messages import EngineStatus
+from cluster.metrics.engine import EngineMetrics
+from scheduler.plan import RequestOutput
+from scheduler.scheduler import Scheduler
+
+PROMPTS = {f"r{index}": [index + 1, 7, 3 * index] for index in range(6)}
+NUM_TOKENS = 20
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_PAUSE_SECONDS", 0.0)
+
+
+async def until_state(engine: Engine, phase: str) -> None:
+    give_up_at = time.monotonic() + DEADLINE
+    while not engine.status().phase.startswith(phase):
+        assert time.monotonic() < give_up_at, engine.status()
+        await turns(1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_results", [0, 1, 7, 19])
+async def test_streams_go_on_with_their_next_token(depth: int, num_results: int) -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    async with running(executor, published, depth) as engine:
+        for name, prompt in PROMPTS.items():
+            engine.add_request(request(name, prompt, NUM_TOKENS))
+        await turns()
+        for _ in range(num_results):
+            executor.release()
+            await turns()
+        executor.fail("rank 1 is gone")
+        await until_state(engine, "recovering: rank 1 is gone")
+        await until_state(engine, "ready")
+        async with asyncio.timeout(DEADLINE):
+            while engine.num_open_requests():
+                executor.release()
+                await asyncio.sleep(0)
+        for name, prompt in PROMPTS.items():
+            assert published.token_ids(name) == continuation(prompt, NUM_TOKENS)
+            assert published.num_ends(name) == 1
+            assert (await published.last(name)).finish_reason == "length"
+        assert executor.num_restarts == 1
+        assert {plan.epoch for plan in executor.plans} == {0, 1}
+
+
+async def test_requests_come_and_go_while_it_recovers() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    async with running(executor, published, 2) as engine:
+        engine.add_request(request("a", [1, 2], 5))
+        engine.add_request(request("left", [3, 4], 5))
+        await turns()
+        executor.may_restart.clear()
+        executor.fail("rank 0 is gone")
+        await until_state(engine, "recovering")
+        assert engine.status() == EngineStatus(False, True, "recovering: rank 0 is gone")
+        engine.check_health()
+        engine.add_request(request("late", [5, 6], 5))
+        engine.finish_request("left", "abort")
+        assert (await published.last("left")).finish_reason == "abort"
+        executor.may_restart.set()
+        await until_state(engine, "ready")
+        async with asyncio.timeout(DEADLINE):
+            while engine.num_open_requests():
+                executor.release()
+                await asyncio.sleep(0)
+        assert published.token_ids("a") == continuation([1, 2], 5)
+        assert published.token_ids("late") == continuation([5, 6], 5)
+        assert published.num_ends("left") == 1
+
+
+async def test_idle_engine_recovers_too() -> None:
+    executor, published = FakeExecutor(), Published()
+    async with running(executor, published, 2) as engine:
+        await turns()
+        executor.fail("rank 0 is gone")
+        await until_state(engine, "recovering")
+        await until_state(engine, "ready")
+        engine.add_request(request("a", [1, 2], 5))
+        await published.last("a")
+        assert published.token_ids("a") == continuation([1, 2], 5)
+
+
+async def test_failed_restarts_are_tried_again() -> None:
+    executor, published = FakeExecutor(), Published()
+    executor.restart_errors = [ExecutorError("no bundle", "startup")] * 3
+    async with running(executor, published, 2) as engine:
+        executor.fail("rank 0 is gone")
+        engine.add_request(request("a", [1, 2], 5))
+        await published.last("a")
+        assert published.token_ids("a") == continuation([1, 2], 5)
+        assert executor.num_restarts == 4
+
+
+async def test_requests_are_lost_when_the_ranks_do_not_come_back() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.restart_errors = [ExecutorError("no bundle", "startup")] * 5
+    async with running(executor, published, 2) as engine:
+        for name in ("a", "b"):
+            engine.add_request(request(name, [1, 2], 50))
+        await turns()
+        executor.fail("rank 1 is gone")
+        for name in ("a", "b"):
+            last = await published.last(name)
+            assert last.finish_reason == "lost"
+            assert "rank 1 is gone" in str(last.error)
+            assert "no bundle" in str(last.error)
+            assert published.num_ends(name) == 1
+        assert not engine.status().live
+        with pytest.raises(EngineError, match="no bundle"):
+            engine.check_health()
+        with pytest.raises(EngineError, match="no bundle"):
+            engine.add_request(request("late", [1], 1))
+
+
+async def test_recovery_has_a_deadline() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.may_restart.clear()
+    deadlines = replace(EngineDeadlines(), recovery=0.2)
+    engine = Engine(executor, make_scheduler, published, 2, deadlines=deadlines)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    engine.add_request(request("a", [1, 2], 5))
+    await turns()
+    executor.fail("rank 1 is gone")
+    last = await published.last("a")
+    assert (last.finish_reason, str(last.error)[:38]) == ("lost", "the ranks did not come back within 0.2")
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
+def make_scheduler(limits: object) -> Scheduler:
+    return Scheduler(config(2), LIMITS.num_blocks)
+
+
+async def test_shutdown_while_it_recovers() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.may_restart.clear()
+    async with running(executor, published, 2) as engine:
+        engine.add_request(request("a", [1, 2], 5))
+        await turns()
+        executor.fail("rank 1 is gone")
+        await until_state(engine, "recovering")
+    last = await published.last("a")
+    assert (last.finish_reason, last.error) == ("lost", "the engine was shut down")
+    assert executor.num_stops == 1
+    assert engine.status() == EngineStatus(False, False, "the engine was shut down")
+
+
+async def test_recoveries_are_counted_by_cause() -> None:
+    executor, metrics = FakeExecutor(), EngineMetrics()
+    published = Published()
+    engine = Engine(executor, make_scheduler, published, 2, metrics)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    for index in range(3):
+        executor.fail("rank 1 is gone")
+        engine.add_request(request(f"r{index}", [1, 2], 5))
+        await published.last(f"r{index}")
+    assert metrics.snapshot().counters[("engine_recoveries", "worker_died")] == 3
+    assert metrics.snapshot().gauges[("engine_up",)] == 1.0
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
+async def test_engine_that_dies_over_and_over_gives_up() -> None:
+    executor, published = FakeExecutor(poison=99), Published()
+    async with running(executor, published, 2) as engine:
+        engine.add_request(request("a", [1, 99], 5))
+        last: RequestOutput = await published.last("a")
+        assert last.finish_reason in ("lost", "error")
+
+
+async def test_waiting_work_without_steps_is_not_alive() -> None:
+    executor, published = FakeExecutor(), Published()
+    engine = Engine(executor, make_scheduler, published, 2, deadlines=replace(EngineDeadlines(), stall=0.05))
+    await engine.start()  # its loop does not run
+    time.sleep(0.1)  # noqa: ASYNC251
+    assert engine.status().live  # it is idle
+    engine.add_request(request("a", [1, 2], 5))
+    assert not engine.status().live
+    with pytest.raises(EngineError, match="requests wait"):
+        engine.check_health()
+    await engine.shutdown()
