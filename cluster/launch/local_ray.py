@@ -1,6 +1,7 @@
 """A Ray of our own on this machine: started for one run, in one directory, and ended to the last process."""
 
 import contextlib
+import importlib
 import os
 import secrets
 import shutil
@@ -122,6 +123,9 @@ class LocalRay:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         import ray
 
+        # Loading what deploys the application takes about as long as Ray's processes take to start.
+        loading = threading.Thread(target=importlib.import_module, args=("cluster.launch.service",), daemon=True)
+        loading.start()
         try:
             ray.init(
                 address="local",
@@ -134,6 +138,7 @@ class LocalRay:
             )
         except Exception as error:  # Ray raises bare Exceptions too
             raise EngineError(f"Ray does not start: {error}; its logs are in {self.directory}") from error
+        loading.join()
         children = psutil.Process().children()
         self._pillars = [child for child in children if child.name() in ("raylet", "gcs_server")]
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 FORCED_EXIT = 130
 _ECHO_SECONDS = 0.5
-"""A signal so soon after the first is the first again, told to the process and to its group, or passed on by a parent."""
+"""A signal so soon after the first is the first again: told to the process and its group, or passed on by a parent."""
 
 
 class Stopped(BaseException):
