@@ -30,12 +30,16 @@ def free_port(host: str) -> int:
 
 
 class WorkerActor:
-    """One rank. Methods are called once each, in the order they stand here."""
+    """One rank. Methods are called once each, in the order they stand here; a spare that never serves only warms up."""
 
     def __init__(self, config: WorkerConfig, rank: int) -> None:
         self._config = config
         self._rank = rank
         self._worker: Worker | None = None
+
+    def warm_up(self) -> None:
+        """Import what a rank needs: most of what its start takes."""
+        import workers.worker  # noqa: F401
 
     def process_id(self) -> int:
         return os.getpid()

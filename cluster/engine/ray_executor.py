@@ -9,14 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.engine.rank_actors import RankActors
 from cluster.engine.settings import EngineSettings
 from cluster.engine.step_link import StepLink
 from cluster.errors import ExecutorError, root_cause
 from scheduler.plan import StepPlan, StepResult
-from workers.actor import WorkerActor
 from workers.config import ModelLimits
 
 logger = logging.getLogger(__name__)
@@ -39,18 +37,13 @@ def smallest(limits: Sequence[ModelLimits]) -> ModelLimits:
 
 
 class RayExecutor:
-    """One worker actor a rank, in the placement group of the actor that builds this, else in one of its own.
-
-    Build it on an actor's main thread, where the current placement group is known, and use it on one
-    event loop. In a group of its builder, bundle 0 is the builder's and bundle 1 + r is rank r's.
-    """
+    """One worker actor a rank, placed as `RankActors` says. Built where that must be, used on one loop."""
 
     def __init__(self, settings: EngineSettings, on_phase: OnPhase = ignore_phase) -> None:
         self._settings = settings
         self._deadlines = settings.deadlines
         self._on_phase = on_phase
-        self._outer_group: PlacementGroup | None = ray.util.get_current_placement_group()
-        self._own_group: PlacementGroup | None = None
+        self._actors = RankActors(settings)
         self._limits: ModelLimits | None = None
         """What the first start measured."""
         self._phase_seconds: dict[str, float] = {}
@@ -73,6 +66,7 @@ class RayExecutor:
     async def restart(self) -> None:
         """Kill what is left of the group and start it in the same placement group, with the first start's limits.
 
+        Spares take over where there are any.
         Ray brings back bundles whose node has died, elsewhere if it can. Raises ExecutorError naming the rank and
         the phase that failed.
         """
@@ -96,6 +90,7 @@ class RayExecutor:
             await self._wait([rank.allocate.remote(limits) for rank in self._ranks], "allocate", deadlines.allocate)
         async with self._phase("link"):
             await self._connect()
+        await self._actors.make_spares()
         return limits
 
     @asynccontextmanager
@@ -116,41 +111,10 @@ class RayExecutor:
         return min(seconds, self._deadlines.bundles + 5 * first)
 
     async def _place(self) -> None:
-        """Start one actor process a rank."""
-        num_ranks = self._settings.worker.tensor_parallel_size
-        group, first_bundle = self._outer_group, 1
-        if group is None and self._own_group is not None:
-            group, first_bundle = self._own_group, 0
-        elif group is None:
-            group, first_bundle = await self._create_group(num_ranks), 0
-        elif group.bundle_count < first_bundle + num_ranks:
-            raise ExecutorError(
-                f"the placement group has {group.bundle_count} bundles; the engine and {num_ranks} ranks need"
-                f" {first_bundle + num_ranks}"
-            )
-        actor_class = ray.remote(WorkerActor)
-        for rank in range(num_ranks):
-            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + rank)
-            options = actor_class.options(
-                num_cpus=self._settings.rank_cpus,
-                num_gpus=self._settings.rank_gpus,
-                scheduling_strategy=strategy,
-                max_restarts=0,
-            )
-            self._ranks.append(options.remote(self._settings.worker, rank))
+        """Take one actor process a rank."""
+        self._ranks = await self._actors.take()
         started = [rank.process_id.remote() for rank in self._ranks]
         self._process_ids = await self._wait(started, "place", self._deadlines.place)
-
-    async def _create_group(self, num_ranks: int) -> PlacementGroup:
-        bundles = [self._settings.rank_bundle() for _ in range(num_ranks)]
-        self._own_group = placement_group(bundles, strategy="PACK")
-        try:
-            await asyncio.wait_for(self._own_group.ready(), self._deadlines.place)
-        except TimeoutError:
-            raise ExecutorError(
-                f"no room in the cluster for {num_ranks} ranks of {bundles[0]} within {self._deadlines.place:g} s"
-            ) from None
-        return self._own_group
 
     async def _connect(self) -> None:
         num_ranks = len(self._ranks)
@@ -202,10 +166,9 @@ class RayExecutor:
 
     async def shutdown(self) -> None:
         """Kill every rank and wait, for the deadline's seconds, until they are gone. Never raises for a dead rank."""
+        self._ranks += self._actors.give_up_spares()
         await self._kill_ranks()
-        if self._own_group is not None:
-            remove_placement_group(self._own_group)
-            self._own_group = None
+        self._actors.remove_group()
 
     async def _kill_ranks(self) -> None:
         if self._link is not None:

@@ -66,6 +66,8 @@ class EngineSettings:
     rank_cpus: float = 1.0
     """Ray CPUs of each rank (one bundle a rank)."""
     rank_gpus: float = 0.0
+    warm_spares: bool = True
+    """A second process a rank without a GPU, with its modules imported, takes over when the rank is lost."""
     max_queue_seconds: float | None = None
     """New requests are refused while the first token of one more is predicted to take longer; None: never."""
     step_log_size: int = 4096

@@ -100,13 +100,14 @@ async def test_no_room_in_the_cluster() -> None:
 
 
 async def test_ranks_die_with_the_process_that_holds_the_link() -> None:
-    """The engine is killed: its ranks see EOF and go, without Ray's help."""
+    """The engine is killed: its ranks see EOF and go, without Ray's help; Ray ends the spares."""
 
     class Holder:  # Local, so that Ray ships it by value.
         async def start(self) -> list[int]:
             self.executor = RayExecutor(engine_settings)
             await self.executor.start()
-            return self.executor.process_ids()
+            spares = [await spare.process_id.remote() for spare in self.executor._actors._spares]
+            return self.executor.process_ids() + spares
 
         async def process_id(self) -> int:
             return os.getpid()
@@ -115,6 +116,7 @@ async def test_ranks_die_with_the_process_that_holds_the_link() -> None:
     holder = ray.remote(Holder).options(num_cpus=1).remote()
     ranks = await asyncio.wait_for(holder.start.remote(), DEADLINE)
     engine = await asyncio.wait_for(holder.process_id.remote(), DEADLINE)
+    assert len(ranks) == 4
     assert all(map(is_alive, [engine, *ranks]))
     os.kill(engine, signal.SIGKILL)
     await all_gone([engine, *ranks])

@@ -1,0 +1,97 @@
+"""Where ranks run: worker actors in a placement group, and spare ones that wait to take over."""
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.engine.settings import EngineSettings
+from cluster.errors import ExecutorError
+from workers.actor import WorkerActor
+
+
+class RankActors:
+    """Makes one actor a rank, in the placement group of the actor that builds this, else in one of its own.
+
+    Build it on an actor's main thread, where the current placement group is known. In a group of its
+    builder, bundle 0 is the builder's and bundle 1 + r is rank r's.
+
+    A spare is a process beside the rank's that has imported what a rank needs: starting one takes longer than
+    all the rest of a recovery. It costs memory for its modules and, while it waits, no time. A rank with a GPU
+    has none, for only the holder of the GPU in Ray's books sees it.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._num_ranks = settings.worker.tensor_parallel_size
+        self._outer_group: PlacementGroup | None = ray.util.get_current_placement_group()
+        self._own_group: PlacementGroup | None = None
+        self._spares: list[Any] = []
+
+    async def take(self) -> list[Any]:
+        """One actor a rank: the spares, or else new ones. Raises ExecutorError when there is no room for them."""
+        spares, self._spares = self._spares, []
+        if spares:
+            return spares
+        group, first_bundle = await self._group()
+        return [
+            self._make(rank, group, first_bundle + rank, self._settings.rank_cpus, self._settings.rank_gpus)
+            for rank in range(self._num_ranks)
+        ]
+
+    async def make_spares(self) -> None:
+        """Start processes for the ranks after these, and wait for nothing. Call it once the ranks serve."""
+        if not self._settings.warm_spares or self._settings.rank_gpus:
+            return
+        group, first_bundle = await self._group()
+        # The rank holds the bundle's CPUs, and the spare takes nothing until it is the rank itself.
+        self._spares = [self._make(rank, group, first_bundle + rank, 0, 0) for rank in range(self._num_ranks)]
+        for spare in self._spares:
+            spare.warm_up.remote()
+
+    def give_up_spares(self) -> list[Any]:
+        """The spares, to be killed."""
+        spares, self._spares = self._spares, []
+        return spares
+
+    def remove_group(self) -> None:
+        """Give back what was reserved here; a group of the builder is not touched."""
+        if self._own_group is not None:
+            remove_placement_group(self._own_group)
+            self._own_group = None
+
+    def _make(self, rank: int, group: PlacementGroup, bundle: int, num_cpus: float, num_gpus: float) -> Any:
+        options = ray.remote(WorkerActor).options(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            max_restarts=0,
+        )
+        return options.remote(self._settings.worker, rank)
+
+    async def _group(self) -> tuple[PlacementGroup, int]:
+        """The group, and the bundle of its first rank."""
+        if self._own_group is not None:
+            return self._own_group, 0
+        if self._outer_group is None:
+            return await self._create_group(), 0
+        if self._outer_group.bundle_count < 1 + self._num_ranks:
+            raise ExecutorError(
+                f"the placement group has {self._outer_group.bundle_count} bundles; the engine and"
+                f" {self._num_ranks} ranks need {1 + self._num_ranks}"
+            )
+        return self._outer_group, 1
+
+    async def _create_group(self) -> PlacementGroup:
+        bundles = [self._settings.rank_bundle() for _ in range(self._num_ranks)]
+        seconds = self._settings.deadlines.place
+        self._own_group = placement_group(bundles, strategy="PACK")
+        try:
+            await asyncio.wait_for(self._own_group.ready(), seconds)
+        except TimeoutError:
+            raise ExecutorError(
+                f"no room in the cluster for {self._num_ranks} ranks of {bundles[0]} within {seconds:g} s"
+            ) from None
+        return self._own_group
