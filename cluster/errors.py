@@ -5,6 +5,7 @@ ChunkserveError
 +-- ModelError         a model cannot be found, fetched or read
 +-- RequestError       the client's fault: becomes a 4xx that names the field
 +-- EngineError        the engine cannot serve: becomes a 503
+    +-- EngineLost     the engine that held a request cannot go on with it; another may
     +-- ExecutorError  a rank died, hung or answered nonsense
 """
 
@@ -24,18 +25,33 @@ class ModelError(ChunkserveError):
 
 
 class RequestError(ChunkserveError):
-    """A client's request is wrong. `param` names the field, never its content."""
+    """A client's request is wrong, or cannot be met now. `param` names the field, never its content.
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
+    `retry_after`: seconds after which it may be sent again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.status = status
         self.code = code
+        self.retry_after = retry_after
 
 
 class EngineError(ChunkserveError):
     """The engine cannot serve now; the message says why."""
+
+
+class EngineLost(EngineError):
+    """The engine that held a request cannot go on with it, whatever became of it; another may."""
 
 
 LossKind = Literal["worker_died", "worker_hung", "step_failed", "link", "startup"]

@@ -7,9 +7,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from cluster.errors import ChunkserveError, EngineError, RequestError
+from cluster.errors import ChunkserveError, EngineError, EngineLost, RequestError
 from cluster.links.messages import Admission, Finish, LinkAddress, Resume
 from cluster.links.token_link import HEARTBEAT, HEARTBEAT_SECONDS, decode_from_engine, encode_message
 from scheduler.plan import RequestOutput
@@ -37,7 +37,10 @@ class TokenChannel:
         """The last output has come, or `fail` has ended it."""
 
     async def wait_admitted(self) -> None:
-        """Until an engine has accepted it. Raises RequestError when refused, EngineError when failed."""
+        """Until an engine has accepted it, or it was ended from this side.
+
+        Raises RequestError when refused, EngineError when failed.
+        """
         await asyncio.shield(self._admitted)
 
     async def wait_complete(self) -> None:
@@ -45,7 +48,7 @@ class TokenChannel:
         await self._complete.wait()
 
     async def read(self) -> RequestOutput:
-        """The next output. Raises EngineError when the engine is lost, after all that had come."""
+        """The next output. Raises EngineLost when its engine has lost it, after all that had come."""
         while not self._outputs:
             if self._error is not None:
                 raise self._error
@@ -55,7 +58,9 @@ class TokenChannel:
 
     def admit(self, admission: Admission) -> None:
         self.num_tokens = max(self.num_tokens, 0)
-        if admission.error is not None:
+        if admission.retry_after is not None:
+            self.fail(RequestError(admission.error or "", None, 429, "queue_full", admission.retry_after))
+        elif admission.error is not None:
             self.fail(RequestError(admission.error, admission.param))
         elif not self._admitted.done():
             self._admitted.set_result(None)
@@ -63,6 +68,10 @@ class TokenChannel:
     def put(self, output: RequestOutput) -> None:
         """Take an output from the link; after the last one, and after `end`, nothing counts."""
         if self._complete.is_set():
+            return
+        if output.finish_reason == "lost" or (output.finish_reason == "abort" and self.finish_reason is None):
+            self.put(replace(output, finish_reason=None))
+            self.fail(EngineLost(f"the engine gave it up ({output.finish_reason}): {output.error}"))
             return
         self.num_tokens += len(output.new_token_ids)
         self._outputs.append(output)
@@ -77,6 +86,8 @@ class TokenChannel:
         self._error = None
         self._complete.clear()
         self.put(RequestOutput(self.request_id, [], finish_reason=reason))
+        if not self._admitted.done():
+            self._admitted.set_result(None)
 
     def fail(self, error: ChunkserveError) -> None:
         """The reader gets what has come, then this. Does nothing once the last output has come."""
@@ -222,4 +233,4 @@ class TokenReceiver:
         if engine.channels:
             logger.error("%s: %d requests are lost", cause, len(engine.channels))
         for channel in engine.channels.values():
-            channel.fail(EngineError(cause))
+            channel.fail(EngineLost(cause))

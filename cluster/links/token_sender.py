@@ -225,9 +225,9 @@ class TokenSender:
         """The engine has accepted it."""
         self._admission(Admission(request_id))
 
-    def refuse(self, request_id: str, error: str, param: str | None) -> None:
-        """The engine has refused it: that ends it."""
-        self._admission(Admission(request_id, error, param))
+    def refuse(self, request_id: str, error: str, param: str | None, retry_after: float | None = None) -> None:
+        """The engine has refused it: that ends it. `retry_after` in seconds, where the queue is too long for it now."""
+        self._admission(Admission(request_id, error, param, retry_after))
         self._of_request[request_id].requests[request_id].end("error")
         self._retire(request_id)
 

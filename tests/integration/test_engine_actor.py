@@ -17,7 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.engine.actor import EngineReplica
 from cluster.engine.settings import EngineSettings
 from cluster.errors import EngineError, RequestError
-from cluster.links.serve_engine_client import ServeEngineClient, ServeRequestStream
+from cluster.links.serve_engine_client import ServeEngineClient
+from cluster.links.serve_request_stream import ServeRequestStream
 from cluster.links.token_receiver import TokenReceiver
 from scheduler.plan import RequestOutput
 from scheduler.sampling_params import SamplingParams

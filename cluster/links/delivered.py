@@ -1,0 +1,47 @@
+"""What the reader of one stream has got: all that another engine needs to go on with it."""
+
+import uuid
+from dataclasses import replace
+
+from cluster.links.messages import GenerateRequest
+from scheduler.plan import RequestOutput
+
+
+class Delivered:
+    """Follows a request over all the engines that have had it."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._token_ids = list(request.output_token_ids)
+        self._num_cached_tokens: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    def take(self, output: RequestOutput) -> RequestOutput:
+        """The reader gets this; what the first engine found in its cache is what is told to the end."""
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = output.num_cached_tokens
+        output.num_cached_tokens = self._num_cached_tokens
+        self._token_ids += output.new_token_ids
+        return output
+
+    def next_request(self) -> GenerateRequest:
+        """The rest of it, under an id that no engine has seen."""
+        sampling = self._request.sampling_params
+        if self._token_ids:  # The prompt's log-probabilities came before the first token.
+            sampling = replace(sampling, num_prompt_logprobs=None)
+        return replace(
+            self._request,
+            request_id=uuid.uuid4().hex,
+            sampling_params=sampling,
+            output_token_ids=list(self._token_ids),
+        )
+
+    def finish_reason(self) -> str | None:
+        """Why nothing can come after these tokens, where only the word of it was lost."""
+        sampling = self._request.sampling_params
+        if self._token_ids and self._token_ids[-1] in sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(self._token_ids) >= sampling.max_tokens else None
