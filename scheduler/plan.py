@@ -47,6 +47,19 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What makes a step's time. Never leaves the engine."""
+
+    num_decode_tokens: int
+    """Tokens of requests that owe one token, drafts included."""
+    num_chunk_tokens: int
+    decode_context: int
+    """Sum over those requests of the tokens that the last one attends to."""
+    chunk_pairs: int
+    """Pairs of a chunk's token and a token that it attends to."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities at one position, of the raw distribution (before penalties and temperature)."""
 
@@ -90,7 +103,9 @@ class RequestOutput:
     request_id: str
     new_token_ids: list[int]
     finish_reason: str | None = None
-    """None, "stop", "length", "abort" or "error"; set exactly once, on the request's last output."""
+    """None, "stop", "length", "abort", "error" or "lost"; set exactly once, on the request's last output.
+
+    "lost": this engine cannot go on with it, another can. "error" is final."""
     num_cached_tokens: int = 0
     """Prefix-cache hit of the first admission, in tokens."""
     logprobs: list[TokenLogprobs] | None = None
@@ -118,7 +133,7 @@ class SchedulerStats:
     prompt_tokens_cached: int
     generation_tokens: int
     num_preemptions: dict[str, int]
-    """Preempted stays by reason: "blocks", "priority", "epoch"."""
+    """Preempted stays by reason: "blocks", "priority", "epoch", "hold"."""
     recomputed_tokens: int
     """Tokens computed before a preemption that the cache did not give back."""
     prefix_cache_queries: int

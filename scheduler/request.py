@@ -98,6 +98,7 @@ class Request:
         "spec_token_ids",
         "status",
         "stop_token_ids",
+        "was_resubmitted",
     )
 
     def __init__(
@@ -110,7 +111,9 @@ class Request:
         lora_id: str | None = None,
         cache_salt: str | None = None,
         has_grammar: bool = False,
+        output_token_ids: Sequence[int] = (),
     ) -> None:
+        """`output_token_ids`: generated and delivered before, elsewhere. They count as output."""
         self.request_id = request_id
         self.sampling_params = sampling_params
         self.arrival_time = arrival_time  # seconds, by any one clock
@@ -129,13 +132,15 @@ class Request:
         self.output_token_ids = TokenView(self._output_token_ids)
         self.all_token_ids = TokenView(self._all_token_ids)
         self.num_tokens = self.num_prompt_tokens  # known tokens, prompt and output: asked several times a step
+        self.append_output_token_ids(output_token_ids)
+        self.was_resubmitted = bool(output_token_ids)  # goes ahead of new ones
 
         self.status = RequestStatus.WAITING_FOR_FSM if has_grammar else RequestStatus.WAITING
         self.num_computed_tokens = 0  # tokens whose KV is computed once the plans in flight have run
         self.num_output_placeholders = 0  # sampled tokens that plans in flight will bring
         self.spec_token_ids: list[int] = []  # drafts for the next step
         self.num_preemptions = 0  # also tells this stay in RUNNING from earlier ones
-        self.num_cached_tokens = 0  # prefix-cache hit of the first admission
+        self.num_cached_tokens = 0  # prefix-cache hit of the first admission, in the prompt
         self.num_lost_tokens = 0  # computed before the last preemption
         self.is_long_prefill = False  # owed more than the threshold when admitted
         self.block_hashes: list[bytes] = []  # of its leading full blocks, computed when first needed
@@ -157,9 +162,9 @@ class Request:
         return self.num_computed_tokens < self.num_tokens
 
     @property
-    def order_key(self) -> tuple[int, float, int]:
+    def order_key(self) -> tuple[int, bool, float, int]:
         """Its place under the priority policy: smaller goes first."""
-        return (self.priority, self.arrival_time, self.arrival_index)
+        return (self.priority, not self.was_resubmitted, self.arrival_time, self.arrival_index)
 
     def append_output_token_ids(self, token_ids: Sequence[int]) -> None:
         """The only way to add tokens: keeps output and the whole sequence in step."""

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from scheduler.config import SchedulingPolicy
-from scheduler.request import Request
+from scheduler.request import Request, RequestStatus
 
 _order_key = attrgetter("order_key")
 
@@ -45,7 +45,10 @@ class RequestQueue(Protocol):
 
 
 class FCFSQueue:
-    """First come, first served; a request put back becomes the head."""
+    """First come, first served; a request put back becomes the head.
+
+    The preempted stand at the head, the resubmitted behind them, then the new.
+    """
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()
@@ -58,6 +61,13 @@ class FCFSQueue:
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
+        if request.was_resubmitted:
+            for other in [other for other in self if self._waits_behind(other, request)]:
+                self._requests.move_to_end(other.request_id)
+
+    def _waits_behind(self, other: Request, request: Request) -> bool:
+        preempted = other.status is RequestStatus.PREEMPTED
+        return not preempted and (not other.was_resubmitted, other.arrival_time) > (False, request.arrival_time)
 
     def put_back(self, request: Request) -> None:
         self._requests[request.request_id] = request

@@ -1,7 +1,7 @@
 """The scheduler: queues, budget, KV blocks and results brought together."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from scheduler import integrity
 from scheduler.admission import Admission, Lack
@@ -9,7 +9,7 @@ from scheduler.budget import Budget, StaticBudget
 from scheduler.config import SchedulerConfig
 from scheduler.kv_cache_manager import KVCacheManager
 from scheduler.limits import is_long_prefill, num_new_tokens
-from scheduler.plan import RequestOutput, SchedulerStats, StepPlan, StepResult
+from scheduler.plan import RequestOutput, SchedulerStats, StepLoad, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused, RequestStatus
 from scheduler.request_queue import make_queue
 from scheduler.step import Step
@@ -47,14 +47,15 @@ class Scheduler:
         """In admission order."""
         self.waiting = make_queue(config.policy)
         self._waiting_for_grammar: set[str] = set()
-        self._in_flight: deque[tuple[int, list[_InFlight]]] = deque()
+        self._in_flight: deque[tuple[int, list[_InFlight], StepLoad]] = deque()
+        self._held: frozenset[str] = frozenset()
         self._num_steps = 0
         self._num_added = 0
         self._finished_request_ids: list[str] = []  # held by the workers until the next plan
         self._preempted_request_ids: list[str] = []
         self._token_budget = 0
         self._token_budget_reason = ""
-        self._num_preemptions = {"blocks": 0, "priority": 0, "epoch": 0}
+        self._num_preemptions = {"blocks": 0, "priority": 0, "epoch": 0, "hold": 0}
         self._prompt_tokens = self._prompt_tokens_cached = self._generation_tokens = self._recomputed_tokens = 0
         self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._num_drafts = self._num_draft_tokens = self._num_accepted_tokens = 0
@@ -62,7 +63,9 @@ class Scheduler:
     # Requests come and go
 
     def add_request(self, request: Request) -> None:
-        """Queue a new request and clip its max_tokens to the room that max_model_len leaves.
+        """Queue a request and clip its max_tokens to the room that max_model_len leaves.
+
+        One that comes with output goes ahead of new ones (of its priority).
 
         Raises RequestRefused if it can never be served. What is accepted always fits the blocks,
         because a sequence of max_model_len does.
@@ -81,6 +84,12 @@ class Scheduler:
         if request.max_tokens < 1:
             raise RequestRefused(f"max_tokens is {request.max_tokens}; it must be at least 1", "max_tokens")
         request.max_tokens = min(request.max_tokens, limit - request.num_prompt_tokens)
+        if request.num_tokens >= request.max_num_tokens:
+            raise RequestRefused(
+                f"the request has {len(request.output_token_ids)} output tokens already;"
+                f" it is complete at {request.max_tokens}",
+                "max_tokens",
+            )
         request.arrival_index = self._num_added
         self._num_added += 1
         self.requests[request.request_id] = request
@@ -110,6 +119,20 @@ class Scheduler:
         if request_id in self._waiting_for_grammar:
             self._waiting_for_grammar.remove(request_id)
             self.requests[request_id].status = RequestStatus.WAITING
+
+    def hold(self, request_ids: Collection[str]) -> None:
+        """These compute nothing until the next `hold`, everybody else competes.
+
+        Running ones are preempted, so that nobody waits for a seat or blocks that idle; what the
+        prefix cache still has of them by then is not computed again.
+        """
+        self._held = frozenset(request_ids)
+        held = [request for request in self.running if request.request_id in self._held]
+        if held:
+            self.running = [request for request in self.running if request.request_id not in self._held]
+        for request in reversed(held):
+            self._preempted_request_ids.append(request.request_id)
+            self._release_stay(request, "hold")
 
     def end_epoch(self) -> None:
         """The workers' memory is lost: every running request starts over, in admission order.
@@ -239,7 +262,8 @@ class Scheduler:
             step.admits = False  # where all is taken, nobody behind it could be admitted either
             return
         compiling = request.status is RequestStatus.WAITING_FOR_FSM
-        if compiling or self._admission.is_surely_held_back(request, step, may_evict):
+        held = request.request_id in self._held
+        if compiling or held or self._admission.is_surely_held_back(request, step, may_evict):
             step.skipped.append(self.waiting.pop())
             return
         hit = self.kv_cache_manager.find_hit(request)
@@ -267,9 +291,9 @@ class Scheduler:
         self.kv_cache_manager.admit(request, hit)
         num_hit_tokens = len(hit) * self.config.block_size
         if request.status is RequestStatus.WAITING:
-            request.num_cached_tokens = num_hit_tokens
+            request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
             self._prompt_tokens += request.num_prompt_tokens
-            self._prompt_tokens_cached += num_hit_tokens
+            self._prompt_tokens_cached += request.num_cached_tokens
         if self.kv_cache_manager.uses_cache(request):
             self._prefix_cache_queries += request.num_tokens
             self._prefix_cache_hits += num_hit_tokens
@@ -310,6 +334,7 @@ class Scheduler:
         """
         in_flight: list[_InFlight] = []
         requests, spec_token_ids = self.requests, step.spec_token_ids
+        num_decode_tokens = num_chunk_tokens = decode_context = chunk_pairs = 0
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             request = requests[request_id]
             progress = request.num_computed_tokens
@@ -319,6 +344,12 @@ class Scheduler:
             if progress - num_tokens < request.num_prompt_tokens:
                 self.kv_cache_manager.publish(request, min(progress, request.num_prompt_tokens))
             num_drafts = len(spec_token_ids.get(request_id, ())) if spec_token_ids else 0
+            if num_tokens - num_drafts == 1:
+                num_decode_tokens += num_tokens
+                decode_context += progress
+            else:
+                num_chunk_tokens += num_tokens
+                chunk_pairs += num_tokens * (2 * progress - num_tokens + 1) // 2
             in_flight.append((request, request.num_preemptions, progress, num_drafts, samples))
         plan = StepPlan(
             epoch=self.epoch,
@@ -330,7 +361,8 @@ class Scheduler:
             finished_request_ids=self._finished_request_ids,
             preempted_request_ids=self._preempted_request_ids,
         )
-        self._in_flight.append((plan.step_id, in_flight))
+        load = StepLoad(num_decode_tokens, num_chunk_tokens, decode_context, chunk_pairs)
+        self._in_flight.append((plan.step_id, in_flight, load))
         self._num_steps += 1
         self._finished_request_ids = []
         self._preempted_request_ids = []
@@ -352,7 +384,7 @@ class Scheduler:
             raise ValueError(
                 f"plan {plan.step_id} came with the result of step {result.step_id}; the oldest in flight is {oldest}"
             )
-        _, in_flight = self._in_flight.popleft()
+        _, in_flight, _ = self._in_flight.popleft()
         self.budget.observe(plan, result)
         outputs = []
         num_requests = len(self.requests)
@@ -439,6 +471,34 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self.requests)
+
+    def load_of(self, plan: StepPlan) -> StepLoad:
+        """What a plan in flight computes. Raises LookupError if it is not in flight."""
+        for step_id, _, load in self._in_flight:
+            if step_id == plan.step_id:
+                return load
+        raise LookupError(f"plan {plan.step_id} is not in flight")
+
+    def positions_in_flight(self) -> dict[str, int]:
+        """Of each open request in a plan in flight, the last token that it computes, counted with its prompt.
+
+        It is past that position once it has more tokens: all that was in flight has then come back.
+        """
+        flown = {entry[0].request_id: entry[0] for _, in_flight, _ in self._in_flight for entry in in_flight}
+        return {
+            request_id: request.num_tokens + max(1, request.num_output_placeholders) - 1
+            for request_id, request in flown.items()
+            if not request.status.is_finished
+        }
+
+    def num_queued_tokens(self) -> int:
+        """Tokens that waiting requests and running chunks owe before their next output, cache hits aside.
+
+        Goes through them all: to be asked once an arrival, not once a step.
+        """
+        waiting = sum(request.num_tokens for request in self.waiting)
+        chunks = (request for request in self.running if not request.is_decoding)
+        return waiting + sum(request.num_tokens - request.num_computed_tokens for request in chunks)
 
     def stats(self) -> SchedulerStats:
         """Gauges as of now, and the counters."""

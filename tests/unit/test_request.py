@@ -81,11 +81,12 @@ def test_finished_states() -> None:
     }
 
 
-def test_priority_order_is_value_then_arrival_then_order_of_adding() -> None:
-    keys = [(2, 0.0, 0), (1, 5.0, 1), (1, 3.0, 3), (1, 3.0, 2)]
+def test_priority_order_is_value_then_resubmission_then_arrival_then_order_of_adding() -> None:
+    keys = [(2, False, 0.0, 0), (1, True, 5.0, 1), (1, True, 3.0, 3), (1, True, 3.0, 2), (1, False, 9.0, 4)]
     requests = []
-    for priority, arrival_time, arrival_index in keys:
-        request = make_request(priority=priority, arrival_time=arrival_time)
+    for priority, is_new, arrival_time, arrival_index in keys:
+        output = () if is_new else (7,)
+        request = make_request(priority=priority, arrival_time=arrival_time, output_token_ids=output)
         request.arrival_index = arrival_index
         requests.append(request)
     assert [request.order_key for request in sorted(requests, key=lambda r: r.order_key)] == sorted(keys)

@@ -654,7 +654,7 @@ def test_priority_takes_a_seat_in_the_same_step() -> None:
         4+  4+  .
         1+  .   4+
     """)
-    assert rig.scheduler.stats().num_preemptions == {"blocks": 0, "priority": 1, "epoch": 0}
+    assert rig.scheduler.stats().num_preemptions == {"blocks": 0, "priority": 1, "epoch": 0, "hold": 0}
 
 
 def test_equal_priority_evicts_nobody() -> None:
@@ -865,7 +865,7 @@ def test_stats_count_tokens_hits_and_use() -> None:
         prompt_tokens=20,
         prompt_tokens_cached=8,
         generation_tokens=2,
-        num_preemptions={"blocks": 0, "priority": 0, "epoch": 0},
+        num_preemptions={"blocks": 0, "priority": 0, "epoch": 0, "hold": 0},
         recomputed_tokens=0,
         prefix_cache_queries=20,
         prefix_cache_hits=8,
