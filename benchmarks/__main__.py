@@ -11,6 +11,8 @@ NAMES = (
     "loadgen",
     "chunked_prefill",
     "disconnects",
+    "faults",
+    "survival",
     "gpu_check",
     "all_reduce_speed",
     "attention_speed",

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,24 @@ class LlamaShape:
 
 ONE_BILLION = LlamaShape(2048, 8192, 16, 32, 8, 128256)
 TINY = LlamaShape(64, 160, 2, 4, 2, 300)
+SERVED = LlamaShape(64, 160, 2, 4, 2, 259)
+"""As many tokens as a tokenizer of bytes has."""
 
 
-def write_model(shape: LlamaShape, path: Path, dtype: torch.dtype) -> int:
-    """Write `config.json` and `model.safetensors`; the bytes of all weights."""
+def write_served_model(path: Path) -> None:
+    """A tiny float32 model with a tokenizer of bytes, whose logits lie far apart: what `chunkserve serve` can load."""
+    write_model(SERVED, path, torch.float32, scale=0.3)
+    alphabet = sorted(ByteLevel.alphabet())
+    names = ["<pad>", "<s>", "</s>", *alphabet]
+    tokenizer = Tokenizer(BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
+
+
+def write_model(shape: LlamaShape, path: Path, dtype: torch.dtype, scale: float = 0.02) -> int:
+    """Write `config.json` and `model.safetensors`; the bytes of all weights. `scale` is their standard deviation."""
     config = asdict(shape) | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -47,7 +66,7 @@ def write_model(shape: LlamaShape, path: Path, dtype: torch.dtype) -> int:
     }
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    weights = {name: _random(size, dtype) for name, size in tensor_shapes(shape).items()}
+    weights = {name: _random(size, dtype, scale) for name, size in tensor_shapes(shape).items()}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     return sum(weight.numel() * weight.itemsize for weight in weights.values())
 
@@ -76,8 +95,8 @@ def tensor_shapes(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _random(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _random(size: tuple[int, ...], dtype: torch.dtype, scale: float) -> torch.Tensor:
     if len(size) == 1:
         return torch.ones(size, dtype=dtype)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return (0.02 * torch.randn(size, device=device)).to(dtype).cpu()
+    return (scale * torch.randn(size, device=device)).to(dtype).cpu()

@@ -1,0 +1,254 @@
+"""Faults for a service that runs on this machine: as a command against any of ours, or for a benchmark's own.
+
+python -m benchmarks faults kill-worker                      # once, now
+python -m benchmarks faults stop-worker --count 5 --every 20 --seed 3
+
+| fault         | what happens                                                                       |
+|---------------|------------------------------------------------------------------------------------|
+| kill-worker   | SIGKILL to a rank                                                                  |
+| stop-worker   | SIGSTOP to a rank: it holds its sockets and says nothing                           |
+| slow-worker   | a rank runs a tenth of the time, for five seconds                                  |
+| starve-worker | a rank gets no more memory from the system                                         |
+| kill-engine   | SIGKILL to an engine                                                               |
+| stop-engine   | SIGSTOP to an engine                                                               |
+| kill-node     | SIGKILL to a raylet that is not the head's, and to all that it started             |
+| cut-link      | every link on which steps are executed is shut down (needs the right to trace)     |
+| garbage       | random bytes to every port that an engine or a front end listens on                |
+| full-disk     | files of the service's Python processes cannot grow: its logs                      |
+
+Which process is hit, and garbage's bytes, come from the seed. Knows nothing of what should happen then.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import psutil
+
+ENGINE, FRONTEND = "ray::ServeReplica:chunkserve:engine", "ray::ServeReplica:chunkserve:frontend"
+WORKER = "ray::WorkerActor"
+Link = tuple[tuple[str, int], tuple[str, int]]
+"""Own host and port, the peer's host and port."""
+SLOW_SECONDS = 5.0
+_PIDFD_GETFD = 438  # Linux 5.6, all architectures
+
+
+class FaultError(Exception):
+    """The fault cannot be made here; the message says why."""
+
+
+class ServiceProcesses:
+    """The processes of one service: all that `root` has started, or without a root all of this machine."""
+
+    def __init__(self, root: int | None = None) -> None:
+        self._root = root
+
+    def named(self, title: str) -> list[psutil.Process]:
+        """Those whose title begins so, the oldest first. Raises FaultError when there is none."""
+        found = [process for process in self._all() if _title(process).startswith(title)]
+        if not found:
+            raise FaultError(f"no process is called {title!r}")
+        return sorted(found, key=lambda process: (process.create_time(), process.pid))
+
+    def python(self) -> list[psutil.Process]:
+        """All that Ray runs in Python for the service."""
+        return [process for process in self._all() if _title(process).startswith("ray::")]
+
+    def far_raylets(self) -> list[psutil.Process]:
+        """Those of nodes that are not the head. Raises FaultError when there is none."""
+        raylets = [process for process in self._all() if _title(process).endswith("/raylet")]
+        far = [process for process in raylets if "--head" not in process.cmdline()]
+        if not far:
+            raise FaultError("the service has no node but the head")
+        return far
+
+    def ranks(self) -> list[psutil.Process]:
+        """Workers that serve an engine; a spare that waits for its turn has no link. Raises FaultError for none."""
+        links = set(self.step_links())
+        found = [process for process in self.named(WORKER) if links.intersection(_dialled(process))]
+        if not found:
+            raise FaultError("no worker has a link to an engine")
+        return found
+
+    def step_links(self) -> list[Link]:
+        """(worker's end, engine's end) of each link on which steps are executed."""
+        dialled = [pair for process in self.named(WORKER) for pair in _dialled(process)]
+        accepted = {(theirs, ours) for process in self.named(ENGINE) for ours, theirs in _dialled(process)}
+        return [pair for pair in dialled if pair in accepted]
+
+    def _all(self) -> list[psutil.Process]:
+        if self._root is None:
+            return list(psutil.process_iter())
+        with suppress(psutil.NoSuchProcess):
+            return list(psutil.Process(self._root).children(recursive=True))
+        raise FaultError(f"the service's process {self._root} is gone")
+
+
+@contextmanager
+def _borrowed(pid: int, descriptor: int) -> Iterator[socket.socket]:
+    """A socket of another process. Raises FaultError where the system does not lend it."""
+    process = os.pidfd_open(pid)
+    try:
+        lent = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
+        if lent < 0:
+            raise FaultError(f"no socket of process {pid} can be had: {os.strerror(ctypes.get_errno())}")
+        with socket.socket(fileno=lent) as borrowed:
+            yield borrowed
+    finally:
+        os.close(process)
+
+
+def _dialled(process: psutil.Process) -> list[Link]:
+    """(own address, peer's address) of open connections whose own port is not one that the process listens on: an
+    engine stops to listen once its ranks have dialled, and Ray never does."""
+    with suppress(psutil.Error):
+        connections = process.net_connections("tcp")
+        listening = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+        return [
+            (tuple(each.laddr), tuple(each.raddr))
+            for each in connections
+            if each.status == psutil.CONN_ESTABLISHED and each.laddr.port not in listening
+        ]
+    return []
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return str((process.cmdline() or [""])[0])
+    return ""
+
+
+# The faults: each says what it did
+
+
+def kill_worker(processes: ServiceProcesses, rng: random.Random) -> str:
+    return _kill(rng.choice(processes.ranks()), "rank")
+
+
+def stop_worker(processes: ServiceProcesses, rng: random.Random) -> str:
+    return _suspend(rng.choice(processes.ranks()), "rank")
+
+
+def kill_engine(processes: ServiceProcesses, rng: random.Random) -> str:
+    return _kill(rng.choice(processes.named(ENGINE)), "engine")
+
+
+def stop_engine(processes: ServiceProcesses, rng: random.Random) -> str:
+    return _suspend(rng.choice(processes.named(ENGINE)), "engine")
+
+
+def slow_worker(processes: ServiceProcesses, rng: random.Random) -> str:
+    """Blocks while it lasts."""
+    victim = rng.choice(processes.ranks())
+    deadline = time.monotonic() + SLOW_SECONDS
+    with suppress(psutil.NoSuchProcess):  # It may be replaced meanwhile.
+        while time.monotonic() < deadline:
+            victim.suspend()
+            time.sleep(0.09)
+            victim.resume()
+            time.sleep(0.01)
+    return f"rank {victim.pid} ran a tenth of the time for {SLOW_SECONDS:g} s"
+
+
+def starve_worker(processes: ServiceProcesses, rng: random.Random) -> str:
+    victim = rng.choice(processes.ranks())
+    in_use = victim.memory_info().vms
+    resource.prlimit(victim.pid, resource.RLIMIT_AS, (in_use, in_use))
+    return f"rank {victim.pid} stays at {in_use >> 20} MiB of addresses"
+
+
+def kill_node(processes: ServiceProcesses, rng: random.Random) -> str:
+    raylet = rng.choice(processes.far_raylets())
+    victims = [raylet, *raylet.children(recursive=True)]
+    for victim in victims:
+        with suppress(psutil.NoSuchProcess):
+            victim.kill()
+    return f"killed the node of raylet {raylet.pid}, {len(victims)} processes"
+
+
+def cut_link(processes: ServiceProcesses, rng: random.Random) -> str:
+    links = set(processes.step_links())
+    for rank in processes.ranks():
+        for connection in rank.net_connections("tcp"):
+            if connection.raddr and (tuple(connection.laddr), tuple(connection.raddr)) in links:
+                with _borrowed(rank.pid, connection.fd) as link:
+                    link.shutdown(socket.SHUT_RDWR)
+    return f"cut {len(links)} links"
+
+
+def garbage(processes: ServiceProcesses, rng: random.Random) -> str:
+    listeners = {
+        each.laddr
+        for process in (*processes.named(ENGINE), *processes.named(FRONTEND))
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
+    for host, port in listeners:
+        with suppress(OSError), socket.create_connection((host, port), 2.0) as victim:
+            victim.sendall(rng.randbytes(rng.randint(1, 4096)))
+    return f"sent random bytes to {len(listeners)} ports"
+
+
+def full_disk(processes: ServiceProcesses, rng: random.Random) -> str:
+    victims = processes.python()
+    for victim in victims:
+        with suppress(ProcessLookupError):
+            resource.prlimit(victim.pid, resource.RLIMIT_FSIZE, (0, 0))
+    return f"files of {len(victims)} processes cannot grow"
+
+
+Fault = Callable[[ServiceProcesses, random.Random], str]
+FAULTS: dict[str, Fault] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        kill_worker, stop_worker, slow_worker, starve_worker, kill_engine, stop_engine, kill_node, cut_link, garbage,
+        full_disk,
+    )
+}  # fmt: skip
+
+
+def _kill(victim: psutil.Process, what: str) -> str:
+    victim.kill()
+    return f"killed {what} {victim.pid}"
+
+
+def _suspend(victim: psutil.Process, what: str) -> str:
+    victim.suspend()
+    return f"stopped {what} {victim.pid}"
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="faults", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("fault", choices=sorted(FAULTS))
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--every", type=float, default=10.0, help="mean seconds between two; the moments are random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--root", type=int, help="process id of the launcher; default: any service on this machine")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 2 when the fault cannot be made."""
+    args = _parse(argv)
+    rng = random.Random(args.seed)
+    for index in range(args.count):
+        if index:
+            time.sleep(rng.uniform(0.5, 1.5) * args.every)
+        try:
+            print(FAULTS[args.fault](ServiceProcesses(args.root), rng), flush=True)
+        except (FaultError, psutil.Error, PermissionError) as error:
+            print(f"faults: {args.fault}: {error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
