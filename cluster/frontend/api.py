@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from cluster.frontend.deadline import Deadline
 from cluster.frontend.generation import Generation
 from cluster.frontend.generation_defaults import GenerationDefaults
 from cluster.frontend.generation_response import GenerationResponse
@@ -59,6 +60,7 @@ class ApiServer:
         """POST /v1/completions."""
         arrived = time.perf_counter()
         with self._frontend_metrics.counting_refusals():
+            deadline = Deadline(request.headers)
             body = await self._read_body(request)
             limits = await self._client.limits()
             parsed = self._parser.completion(body, limits.vocab_size)
@@ -72,12 +74,13 @@ class ApiServer:
                 echo=parsed.echo,
                 continues_prompt=True,
             )
-        return self._answer(generation, CompletionShape, options, arrived)
+        return self._answer(generation, CompletionShape, options, deadline, arrived)
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         arrived = time.perf_counter()
         with self._frontend_metrics.counting_refusals():
+            deadline = Deadline(request.headers)
             body = await self._read_body(request)
             limits = await self._client.limits()
             parsed = self._parser.chat(body, limits.vocab_size)
@@ -91,7 +94,7 @@ class ApiServer:
                 prompt_field="messages",
                 continues_prompt=parsed.continue_final_message,
             )
-        return self._answer(generation, ChatShape, options, arrived)
+        return self._answer(generation, ChatShape, options, deadline, arrived)
 
     async def models(self) -> Response:
         """GET /v1/models."""
@@ -106,14 +109,17 @@ class ApiServer:
     async def health(self) -> Response:
         """GET /health: 200 when an engine is ready, else 503 with the phase."""
         draining = not self.open_generations.accepting
-        health = Health(False, "draining") if draining else await self._check_health()
+        health = Health(False, True, "draining") if draining else await self._check_health()
         if health.ready:
             return _json({"status": "ready"})
         return error_response(503, error_body(503, f"not ready: {health.phase}", None, "not_ready"))
 
     async def live(self) -> Response:
-        """GET /health/live: this process answers."""
-        return _json({"status": "live"})
+        """GET /health/live: 200 when this process answers and some engine gets on, starts, recovers or is idle."""
+        health = await self._check_health()
+        if health.live:
+            return _json({"status": "live"})
+        return error_response(503, error_body(503, f"not live: {health.phase}", None, "not_live"))
 
     async def metrics(self) -> Response:
         """GET /metrics: the whole service's."""
@@ -129,6 +135,7 @@ class ApiServer:
         generation: Generation,
         make_shape: type[ChatShape | CompletionShape],
         options: GenerationOptions,
+        deadline: Deadline,
         arrived: float,
     ) -> GenerationResponse:
         self._frontend_metrics.observe_overhead(time.perf_counter() - arrived)
@@ -140,6 +147,7 @@ class ApiServer:
             self.open_generations,
             self._frontend_metrics,
             shape,
+            deadline,
             stream=options.stream,
             include_usage=options.include_usage,
         )

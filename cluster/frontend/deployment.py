@@ -19,6 +19,7 @@ from cluster.frontend.generation_defaults import GenerationDefaults
 from cluster.frontend.health import Health
 from cluster.frontend.settings import FrontendSettings
 from cluster.frontend.tokenizer import Tokenizer
+from cluster.links.engine_statuses import ask_statuses
 from cluster.links.messages import StepRecord
 from cluster.links.serve_engine_client import ServeEngineClient
 from cluster.links.token_receiver import TokenReceiver
@@ -30,6 +31,8 @@ from cluster.metrics.totals import SourceStatus
 
 logger = logging.getLogger(__name__)
 
+_STATUS_SECONDS = 2.0
+"""An engine answers between two steps, so at once."""
 _ANSWER_SECONDS = 5.0
 """What an engine or the metrics actor may take to answer a question about itself."""
 
@@ -92,11 +95,16 @@ class Frontend:
 
     async def _check_health(self) -> Health:
         try:
-            await self._ask(self._engine.check_health.remote)
+            statuses = await ask_statuses(self._engine, _STATUS_SECONDS)
         except EngineError as error:
             logger.info("not healthy: %s", error)
-            return Health(False, await self._phase())
-        return Health(True, "ready")
+            statuses = []
+        if any(status.ready for status in statuses):
+            return Health(True, True, "ready")
+        live = not statuses or any(status.live for status in statuses)
+        # Behind the colon is the cause, for the log alone.
+        phases = dict.fromkeys(status.phase.partition(":")[0] for status in statuses)
+        return Health(False, live, ", ".join(phases) or await self._phase())
 
     async def _phase(self) -> str:
         try:

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import EngineError
 from cluster.frontend.choice import ChoiceDelta
+from cluster.frontend.deadline import Deadline
 from cluster.frontend.generation import Generation
 from cluster.frontend.http_errors import describe_error
 from cluster.frontend.open_generations import OpenGenerations
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 class GenerationResponse(Response):
     """Opens the generation, then answers; errors before the first byte are raised, to become a plain 4xx or 503.
 
-    When the client leaves, at any moment, the generation is aborted.
+    When the client leaves, or its deadline passes, at any moment, the generation is aborted.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class GenerationResponse(Response):
         open_generations: OpenGenerations,
         frontend_metrics: FrontendMetrics,
         shape: AnswerShape,
+        deadline: Deadline,
         *,
         stream: bool,
         include_usage: bool,
@@ -41,6 +43,7 @@ class GenerationResponse(Response):
         self._open_generations = open_generations
         self._frontend_metrics = frontend_metrics
         self._shape = shape
+        self._deadline = deadline
         self._stream = stream
         self._include_usage = include_usage
 
@@ -51,7 +54,8 @@ class GenerationResponse(Response):
         async with AsyncExitStack() as opened:
             try:
                 opened.enter_context(self._open_generations.hold(self._generation))
-                await opened.enter_async_context(self._generation)
+                async with self._deadline.limit():
+                    await opened.enter_async_context(self._generation)
             except EngineError:  # A RequestError is an engine's own refusal, which it has counted.
                 self._frontend_metrics.refuse("unavailable")
                 raise
@@ -60,7 +64,7 @@ class GenerationResponse(Response):
     async def _send_whole(self, send: Send) -> None:
         choices = [ChoiceDelta() for _ in self._generation.choices]
         texts: list[list[str]] = [[] for _ in choices]
-        async with aclosing(self._generation.deltas()) as deltas:
+        async with self._deadline.limit(), aclosing(self._generation.deltas()) as deltas:
             async for index, delta in deltas:
                 texts[index].append(delta.text)
                 choices[index].entries += delta.entries
@@ -76,7 +80,8 @@ class GenerationResponse(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            await self._send_events(send)
+            async with self._deadline.limit():
+                await self._send_events(send)
             end = DONE
         except Exception as error:
             # The status is sent; all that is left is to say it in the stream and end it.

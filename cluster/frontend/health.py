@@ -8,4 +8,6 @@ class Health:
     """`phase` is "ready", or what is waited for, in a few words fit to be shown to anybody."""
 
     ready: bool
+    live: bool
+    """False when engines run and none of them gets on: waiting longer will not help."""
     phase: str

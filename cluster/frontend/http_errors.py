@@ -2,6 +2,7 @@
 
 import http
 import logging
+import math
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -39,6 +40,15 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body(500, "internal error", None, "internal_error")
 
 
+def _headers_of(error: Exception) -> dict[str, str]:
+    if not isinstance(error, RequestError):
+        return {}
+    if error.retry_after is not None:
+        return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
+    # Clients of the API repeat a 504 by themselves, which is not what a deadline is set for.
+    return {"x-should-retry": "false"} if error.status == 504 else {}
+
+
 def error_response(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     """With `Retry-After` where trying again may help."""
     retry = {"retry-after": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
@@ -49,7 +59,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Give every error of the app its shape, those of the framework included."""
 
     async def on_error(_: Request, error: Exception) -> Response:
-        return error_response(*describe_error(error))
+        return error_response(*describe_error(error), _headers_of(error))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):

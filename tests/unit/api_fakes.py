@@ -188,6 +188,7 @@ class FakeEngineClient:
         self.script = list(script) or ids_of("Hello world, how are you today?")
         self.scripts = [list(item) for item in scripts]
         self.ready = True
+        self.live = True
         self.refuse: Callable[[int], Exception | None] = lambda index: None
         self.fault_at: int | None = None
         self.fault: Exception | None = None
@@ -240,7 +241,7 @@ async def fake_metrics() -> tuple[bytes, str]:
 
 def make_app(client: FakeEngineClient, metrics: FrontendMetrics | None = None, **settings: Any) -> FastAPI:
     async def check_health() -> Health:
-        return Health(client.ready, "ready" if client.ready else "loading weights")
+        return Health(client.ready, client.live, "ready" if client.ready else "loading weights")
 
     return build_app(
         FrontendSettings("/nowhere", MODEL, **settings),

@@ -148,6 +148,9 @@ async def test_not_ready_is_a_503_with_the_phase() -> None:
     async with http_client(make_app(client)) as http:
         assert "loading weights" in check_error(await http.get("/health"), 503)["message"]
         assert (await http.get("/health/live")).status_code == 200
+        client.live = False
+        assert "not live" in check_error(await http.get("/health/live"), 503)["message"]
+        client.live = True
         for route, good in ROUTES:
             response = await http.post(route, json=good)
             check_error(response, 503)
