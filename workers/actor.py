@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from scheduler.plan import StepLoad
 from workers.config import ModelLimits, WorkerConfig
 from workers.link import Link
 from workers.step_loop import rank_name, serve_heartbeats, serve_plans
@@ -63,6 +64,10 @@ class WorkerActor:
     def allocate(self, limits: ModelLimits) -> None:
         """Take the KV cache that the whole group agreed on."""
         self._loaded().allocate(limits)
+
+    def profile(self, limits: ModelLimits) -> list[tuple[StepLoad, float]]:
+        """What a few steps take. Of a group that is started anew it is not asked."""
+        return self._loaded().profile(limits)
 
     def connect_link(self, host: str, port: int, token: str) -> None:
         """Dial the engine and execute its plans from now on. Raises LinkError when it cannot be reached."""

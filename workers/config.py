@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from scheduler.plan import StepLoad
+
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
@@ -46,3 +48,5 @@ class ModelLimits:
     dtype: str = field(default="", compare=False)
     """Of weights, activations and KV; for logs, as is what follows."""
     attention_backend: str = field(default="", compare=False)
+    profile: tuple[tuple[StepLoad, float], ...] = field(default=(), compare=False)
+    """What a few steps took on rank 0, in seconds."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from scheduler.plan import NewRequest, StepPlan
+from scheduler.plan import NewRequest, StepLoad, StepPlan
 from scheduler.sampling_params import SamplingParams
 
 COSTLY = SamplingParams(
@@ -52,3 +52,33 @@ def small_steps(
         chunk = NewRequest("rehearsal-second", [0] * longest, longest, COSTLY, [1], 0)
         plans.append(StepPlan(0, 1, {first.request_id: 1, chunk.request_id: longest - 1}, new_requests=[chunk]))
     return plans
+
+
+def profile_steps(
+    num_blocks: int, block_size: int, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
+) -> list[tuple[StepPlan, StepLoad]]:
+    """Plans within these limits, and what each computes: a chunk as large as can be, its decode, a chunk behind it.
+
+    They differ in every number that a step's time depends on.
+    """
+    num_tokens = min(max_num_batched_tokens, (max_model_len - 4) // 2, num_blocks * block_size // 3 - 2)
+    long, short = 2 * num_tokens, num_tokens // 4
+    num_long = blocks_for([long + 2], block_size)
+    if short < 1 or max_num_seqs < 2 or blocks_for([long + 2, short + 2], block_size) > num_blocks:
+        return []
+    first = NewRequest("profile-first", [0] * long, long, GREEDY, list(range(num_long)), 0)
+    block_ids = list(range(num_long, num_long + blocks_for([short + 2], block_size)))
+    second = NewRequest("profile-second", [0] * short, short, GREEDY, block_ids, 0)
+    one, other = first.request_id, second.request_id
+    return [
+        (StepPlan(0, 0, {one: num_tokens}, new_requests=[first]), StepLoad(0, num_tokens, 0, _pairs(0, num_tokens))),
+        (StepPlan(0, 1, {one: num_tokens}), StepLoad(0, num_tokens, 0, _pairs(num_tokens, num_tokens))),
+        (StepPlan(0, 2, {one: 1}), StepLoad(1, 0, long + 1, 0)),
+        (StepPlan(0, 3, {other: short}, new_requests=[second]), StepLoad(0, short, 0, _pairs(0, short))),
+        (StepPlan(0, 4, {one: 1, other: 1}), StepLoad(2, 0, long + short + 3, 0)),
+    ]
+
+
+def _pairs(context: int, num_tokens: int) -> int:
+    """Of a chunk's token and a token that it attends to, itself included."""
+    return num_tokens * (2 * context + num_tokens + 1) // 2

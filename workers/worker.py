@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
-from scheduler.plan import StepPlan, StepResult
+from scheduler.plan import StepLoad, StepPlan, StepResult
 from workers import rehearsal
 from workers.attention import AttentionBackend, select_backend
 from workers.config import ModelLimits, WorkerConfig
@@ -40,6 +40,7 @@ class Worker:
     _backend: AttentionBackend
     _model: DecoderModel
     _runner: ModelRunner
+    _state: RequestState
 
     def __init__(self, config: WorkerConfig, rank: int = 0, rendezvous: str | None = None) -> None:
         """`rendezvous`: "tcp://host:port" on rank 0's node, None only for a group of one."""
@@ -124,6 +125,7 @@ class Worker:
             config.max_num_seqs, limits.max_model_len, limits.block_size, self._device, limits.num_blocks
         )
         self._runner = self._runner_over(state, limits.num_blocks)
+        self._state = state
         plans = rehearsal.small_steps(
             limits.num_blocks,
             limits.block_size,
@@ -136,6 +138,22 @@ class Worker:
         state.clear()
         if config.profile_steps:
             self.clock = profile_rank(self._model, self._backend, self._tp, self._runner, self._device)
+
+    def profile(self, limits: ModelLimits) -> list[tuple[StepLoad, float]]:
+        """Run a few steps of several sizes before any real one: what each computes, and its seconds."""
+        config = self._config
+        plans = rehearsal.profile_steps(
+            limits.num_blocks,
+            limits.block_size,
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            limits.max_model_len,
+        )
+        profile = [(load, self.execute_step(plan).execute_seconds) for plan, load in plans]
+        self._state.clear()
+        if self.clock is not None:
+            self.clock.take()
+        return profile
 
     def execute_step(self, plan: StepPlan) -> StepResult:
         """Run a plan to its result. Raises PlanError when it contradicts the plans before it."""

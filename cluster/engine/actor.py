@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import astuple
 from typing import TypeVar
 
-from cluster.engine.engine import Engine
+from cluster.engine.engine import Engine, QueueTooLong
 from cluster.engine.profile import profile_engine
 from cluster.engine.ray_executor import RayExecutor
 from cluster.engine.settings import EngineSettings
@@ -148,6 +148,7 @@ class EngineReplica:
             settings.step_log_size,
             dict if self._clock is None else self._clock.take,
             settings.deadlines,
+            settings.max_queue_seconds,
         )
         self._sender = TokenSender(self._engine_id, engine.finish_request, settings.deadlines.orphan)
         self._sender.start()
@@ -172,8 +173,11 @@ class EngineReplica:
                     priority=request.priority,
                     lora_id=request.lora_id,
                     cache_salt=request.cache_salt,
+                    output_token_ids=request.output_token_ids,
                 )
             )
+        except QueueTooLong as error:
+            self._sender.refuse(request.request_id, str(error), error.param, error.retry_after)
         except RequestRefused as error:
             self._sender.refuse(request.request_id, str(error), error.param)
         except Exception as error:

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.engine.executor import Executor
+from cluster.engine.isolation import Isolation
 from cluster.engine.recovery import recover
 from cluster.engine.settings import EngineDeadlines
-from cluster.engine.step_deadline import StepDeadline
 from cluster.engine.step_log import StepLog
+from cluster.engine.step_times import StepTimes
 from cluster.errors import EngineError, ExecutorError
 from cluster.links.messages import EngineStatus, StepRecord
 from cluster.metrics.engine import EngineMetrics
-from scheduler.plan import RequestOutput, StepPlan, StepResult
+from scheduler.plan import RequestOutput, StepLoad, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused, RequestStatus
 from scheduler.scheduler import Scheduler
 from workers.config import ModelLimits
@@ -48,9 +49,21 @@ class _Step:
     """A plan in flight."""
 
     plan: StepPlan
+    load: StepLoad
     result: "asyncio.Future[StepResult]"
     sent_ahead: bool
     sent_at: float
+
+
+class QueueTooLong(RequestRefused):
+    """A request would wait too long for its first token. `retry_after`: seconds until it would not, most likely."""
+
+    def __init__(self, waiting_seconds: float, max_seconds: float) -> None:
+        super().__init__(
+            f"the queue is too long: the first token is expected in {waiting_seconds:.1f} s, the limit is"
+            f" {max_seconds:g} s"
+        )
+        self.retry_after = waiting_seconds - max_seconds
 
 
 class Engine:
@@ -66,6 +79,7 @@ class Engine:
         step_log_size: int = 4096,
         take_stage_seconds: Callable[[], dict[str, float]] = dict,
         deadlines: EngineDeadlines | None = None,
+        max_queue_seconds: float | None = None,
     ) -> None:
         """`publish` gets all that one step means, at most one output a request; it must not wait.
 
@@ -82,7 +96,9 @@ class Engine:
         self._in_flight: deque[_Step] = deque()
         self._open: set[str] = set()
         self._deadlines = deadlines or EngineDeadlines()
-        self._step_deadline = StepDeadline(self._deadlines.step, self._deadlines.step_floor)
+        self._max_queue_seconds = max_queue_seconds
+        self._step_times: StepTimes
+        self._isolation: Isolation
         self._recovery: asyncio.Task[float] | None = None
         self._recovery_seconds = self._deadlines.recovery
         self._futile_recoveries = 0
@@ -100,10 +116,13 @@ class Engine:
         limits = await self._executor.start()
         self._recovery_seconds = max(self._recovery_seconds, 3 * (time.monotonic() - began))
         try:
-            self._scheduler = self._make_scheduler(limits)
+            scheduler = self._scheduler = self._make_scheduler(limits)
         except BaseException:
             await self._executor.shutdown()
             raise
+        self._step_times = StepTimes(scheduler.config.max_num_batched_tokens, self._deadlines)
+        self._step_times.seed(limits.profile)
+        self._isolation = Isolation(scheduler)
         self._serve()
         return limits
 
@@ -148,8 +167,10 @@ class Engine:
         self._metrics.recover(loss.kind)
         self._in_flight.clear()
         self._log.start_over()
-        self._step_deadline.forget()
+        self._step_times.start_over()
+        suspects = scheduler.positions_in_flight()
         scheduler.end_epoch()
+        self._fail_poison(scheduler, self._isolation.crashed(suspects), loss)
         self._futile_recoveries += 1
         if self._futile_recoveries > _FUTILE_RECOVERIES:
             raise ExecutorError(f"the ranks were lost {self._futile_recoveries} times without a step between: {loss}")
@@ -161,12 +182,20 @@ class Engine:
         self._recovery = None
         self._serve()
 
+    def _fail_poison(self, scheduler: Scheduler, convicted: Sequence[str], loss: ExecutorError) -> None:
+        """End requests at which the ranks die each time: no other engine should be given them."""
+        cause = f"the ranks died each time this request was computed, the last time: {loss}"
+        for request_id in convicted:
+            logger.error("request %s is failed: %s", request_id, cause)
+            scheduler.finish_request(request_id, RequestStatus.FINISHED_ERROR)
+        self._finish_between_steps([RequestOutput(name, [], finish_reason="error", error=cause) for name in convicted])
+
     # The loop
 
     async def _step(self, scheduler: Scheduler) -> None:
         """Keep `overlap_depth` plans in flight; take the oldest result; say what it means."""
         while len(self._in_flight) < self._depth and (plan := scheduler.schedule()) is not None:
-            self._send(plan)
+            self._send(plan, scheduler.load_of(plan))
         if not self._in_flight:
             await self._sleep(scheduler)
             return
@@ -176,8 +205,10 @@ class Engine:
             return
         self._progress_at = time.monotonic()
         self._futile_recoveries = 0
-        self._step_deadline.observe(step.plan, result.execute_seconds)
+        if (error_ratio := self._step_times.observe(step.load, result.execute_seconds)) is not None:
+            self._metrics.observe_prediction(error_ratio)
         outputs = scheduler.update_from_result(step.plan, result)
+        self._isolation.observe(outputs)
         self._emit(outputs)
         self._metrics.observe(step.plan, result, outputs, scheduler.stats(), step.sent_at, received_at)
         self._log.record(
@@ -190,12 +221,12 @@ class Engine:
             stage_seconds=self._take_stage_seconds(),
         )
 
-    def _send(self, plan: StepPlan) -> None:
+    def _send(self, plan: StepPlan, load: StepLoad) -> None:
         sent_ahead = bool(self._in_flight) and not self._in_flight[-1].result.done()
         sent_at = time.perf_counter()
-        result = asyncio.ensure_future(self._executor.execute_step(plan, self._step_deadline.seconds_for(plan)))
+        result = asyncio.ensure_future(self._executor.execute_step(plan, self._step_times.deadline(load)))
         result.add_done_callback(_look_at)
-        self._in_flight.append(_Step(plan, result, sent_ahead, sent_at))
+        self._in_flight.append(_Step(plan, load, result, sent_ahead, sent_at))
 
     async def _sleep(self, scheduler: Scheduler) -> None:
         """Until somebody adds or ends a request; nothing is in flight. Raises ExecutorError when a rank is lost."""
@@ -220,23 +251,37 @@ class Engine:
     # Requests
 
     def add_request(self, request: Request) -> None:
-        """Raises RequestRefused when it can never be served, EngineError when the engine does not serve."""
+        """Raises RequestRefused when it can never be served, EngineError when the engine does not serve.
+
+        QueueTooLong, which is no judgment on the request, spares one that was served before and comes again.
+        """
         scheduler = self._live_scheduler()
+        if self._max_queue_seconds is not None and not request.output_token_ids:
+            self._check_queue(scheduler, self._max_queue_seconds)
         try:
             scheduler.add_request(request)
         except RequestRefused as error:
             self._metrics.refuse(error.param or "request")
             raise
         self._open.add(request.request_id)
+        self._isolation.added()
         self._metrics.add(request.request_id, len(request.prompt_token_ids), request.arrival_time)
         self._wake.set()
+
+    def _check_queue(self, scheduler: Scheduler, max_seconds: float) -> None:
+        seconds = self._step_times.first_token_seconds(scheduler.num_queued_tokens())
+        if seconds > max_seconds:
+            self._metrics.refuse("queue")
+            raise QueueTooLong(seconds, max_seconds)
 
     def finish_request(self, request_id: str, reason: str) -> None:
         """End it now, for "stop" or "abort"; its last output says so. Nothing happens if it has ended already."""
         if request_id not in self._open:
             return
         self._live_scheduler().finish_request(request_id, FINISH_STATUSES[reason])
-        self._finish_between_steps([RequestOutput(request_id, [], finish_reason=reason)])
+        outputs = [RequestOutput(request_id, [], finish_reason=reason)]
+        self._isolation.observe(outputs)
+        self._finish_between_steps(outputs)
         self._wake.set()
 
     def _finish_between_steps(self, outputs: Sequence[RequestOutput]) -> None:

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
 from cluster.errors import ExecutorError
-from scheduler.plan import StepPlan, StepResult
+from scheduler.plan import StepLoad, StepPlan, StepResult
 from workers.config import ModelLimits, WorkerConfig
 
 T = TypeVar("T")
@@ -49,6 +50,8 @@ class RankWorker(Protocol):
     def measure(self) -> ModelLimits: ...
 
     def allocate(self, limits: ModelLimits) -> None: ...
+
+    def profile(self, limits: ModelLimits) -> list[tuple[StepLoad, float]]: ...
 
     def execute_step(self, plan: StepPlan) -> StepResult: ...
 
@@ -146,6 +149,8 @@ class InProcessExecutor:
     def _start(self) -> ModelLimits:
         worker = self._worker = self._make_worker()
         worker.load()
-        limits = self._limits = self._limits or worker.measure()
+        limits = self._limits or worker.measure()
         worker.allocate(limits)
-        return limits
+        if self._limits is None:
+            self._limits = replace(limits, profile=tuple(worker.profile(limits)))
+        return self._limits

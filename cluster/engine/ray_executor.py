@@ -81,13 +81,17 @@ class RayExecutor:
         async with self._phase("load"):
             (rendezvous,) = await self._wait([self._ranks[0].rendezvous.remote()], "load", deadlines.place)
             await self._wait([rank.load.remote(rendezvous) for rank in self._ranks], "load", deadlines.load)
-        limits = self._limits
-        if limits is None:
+        if (limits := self._limits) is None:
             async with self._phase("measure"):
                 measured = [rank.measure.remote() for rank in self._ranks]
                 limits = smallest(await self._wait(measured, "measure", deadlines.measure))
         async with self._phase("allocate"):
             await self._wait([rank.allocate.remote(limits) for rank in self._ranks], "allocate", deadlines.allocate)
+        if self._limits is None:
+            async with self._phase("profile"):
+                profiles = [rank.profile.remote(limits) for rank in self._ranks]
+                profile, *_ = await self._wait(profiles, "profile", deadlines.measure)
+            limits = replace(limits, profile=tuple(profile))
         async with self._phase("link"):
             await self._connect()
         await self._actors.make_spares()

@@ -28,6 +28,7 @@ class EngineDeadlines:
     load: float = 1800.0
     """Weights, on the slowest rank."""
     measure: float = 300.0
+    """Free memory; and again as long for a profile of a few steps."""
     allocate: float = 120.0
     link: float = 30.0
     """All ranks dial back and show the token."""

@@ -11,7 +11,7 @@ from cluster.metrics.snapshot import HistogramAccumulator, MetricsSnapshot, Seri
 from scheduler.plan import RequestOutput, SchedulerStats, StepPlan, StepResult
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "lost")
-PREEMPTION_REASONS = ("blocks", "priority", "epoch")
+PREEMPTION_REASONS = ("blocks", "priority", "epoch", "hold")
 STEP_KINDS = ("decode", "mixed", "prefill")
 
 
@@ -60,6 +60,7 @@ class EngineMetrics:
         self._step_prefill_tokens = self._histogram("step_prefill_tokens")
         self._step_decode_tokens = self._histogram("step_decode_tokens")
         self._device_idle = self._histogram("device_idle_seconds")
+        self._prediction_error = self._histogram("step_time_prediction_error_ratio")
         self._step_time = {kind: self._histogram("step_time_seconds", kind) for kind in STEP_KINDS}
         self._last_received_at: float | None = None
         self._had_work = False
@@ -140,6 +141,11 @@ class EngineMetrics:
                 self._observe_output(output, received_at)
             self._stats = stats
             self._had_work = _has_work(stats)
+
+    def observe_prediction(self, error_ratio: float) -> None:
+        """By how much the time of a step was predicted wrong, as a share of it."""
+        with self._lock:
+            self._prediction_error.observe(error_ratio)
 
     def _observe_plan(self, plan: StepPlan, execute_seconds: float, sent_at: float) -> None:
         requests = self._requests

@@ -34,6 +34,7 @@ STEP_SECONDS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.0
 # Seconds of the control plane: from 10 us.
 OVERHEAD_SECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                     1.0, 2.5)  # fmt: skip
+RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -83,6 +84,9 @@ SERIES: dict[str, Series] = {
     "request_generation_tokens": Series("histogram", "Generated tokens of finished requests.", (), TOKENS),
     "iteration_tokens_total": Series("histogram", "Tokens computed in a step.", (), STEP_TOKENS),
     "step_time_seconds": Series("histogram", "Step time, measured at the worker.", ("kind",), STEP_SECONDS),
+    "step_time_prediction_error_ratio": Series(
+        "histogram", "How far the predicted time of a step was off, as a share of its time.", (), RATIOS
+    ),
     "step_prefill_tokens": Series("histogram", "Tokens of a step that belong to chunks.", (), STEP_TOKENS),
     "step_decode_tokens": Series("histogram", "Tokens of a step that belong to decodes.", (), STEP_TOKENS),
     "device_idle_seconds": Series(

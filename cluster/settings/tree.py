@@ -150,7 +150,7 @@ UNSET_WORDS: dict[str, str] = {name: item.metadata["unset"] for name, item in _F
 
 SECRET_SETTINGS = frozenset({"server.api_key"})
 
-_NOT_SUPPORTED_YET = ("scheduler.itl_slo_ms", "server.max_queue_seconds")
+_NOT_SUPPORTED_YET = ("scheduler.itl_slo_ms",)
 
 
 def device_defaults(device: Device) -> dict[str, int]:
@@ -224,6 +224,7 @@ def engine_settings(settings: Settings, model_path: str, device: Device) -> Engi
         model_name=settings.served_name,
         app_name=APP_NAME,
         rank_gpus=1.0 if device.kind == "cuda" else 0.0,
+        max_queue_seconds=settings.server.max_queue_seconds,
     )
 
 

@@ -31,7 +31,7 @@ async def test_tokens_are_the_references_and_no_process_is_left(tensor_parallel_
     phases: list[tuple[str, bool]] = []
     executor = RayExecutor(engine_settings, lambda name, seconds: phases.append((name, seconds is not None)))
     assert await generate(executor, engine_settings) == expected_tokens()
-    names = ["place", "load", "measure", "allocate", "link"]
+    names = ["place", "load", "measure", "allocate", "profile", "link"]
     assert phases == [(name, ended) for name in names for ended in (False, True)]
     assert len(executor.process_ids()) == tensor_parallel_size
     await all_gone(executor.process_ids())

@@ -188,7 +188,7 @@ def test_without_chunking_the_models_own_length_is_checked_when_known() -> None:
         engine.scheduler_config(replace(fits, max_model_len=257))
 
 
-@pytest.mark.parametrize("word", ["scheduler.itl_slo_ms=50", "server.max_queue_seconds=3"])
+@pytest.mark.parametrize("word", ["scheduler.itl_slo_ms=50"])
 def test_settings_that_nothing_obeys_yet_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(word.split("=")[0]) + " is not supported yet"):
         settings(word)

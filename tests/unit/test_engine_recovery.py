@@ -5,20 +5,23 @@ import time
 from dataclasses import replace
 
 import pytest
-from fake_executor import LIMITS, FakeExecutor, continuation
+from fake_executor import LIMITS, VOCAB_SIZE, FakeExecutor, continuation
 from test_engine import DEADLINE, Published, config, request, running, turns
 
 from cluster.engine import recovery
-from cluster.engine.engine import Engine
+from cluster.engine.engine import Engine, QueueTooLong
 from cluster.engine.settings import EngineDeadlines
 from cluster.errors import EngineError, ExecutorError
 from cluster.links.messages import EngineStatus
 from cluster.metrics.engine import EngineMetrics
-from scheduler.plan import RequestOutput
+from scheduler.request import Request
+from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
 
 PROMPTS = {f"r{index}": [index + 1, 7, 3 * index] for index in range(6)}
 NUM_TOKENS = 20
+UNHEARD_OF = VOCAB_SIZE + 1
+"""A token that no model says."""
 
 
 @pytest.fixture(autouse=True)
@@ -178,12 +181,86 @@ async def test_recoveries_are_counted_by_cause() -> None:
     await asyncio.wait_for(loop, DEADLINE)
 
 
-async def test_engine_that_dies_over_and_over_gives_up() -> None:
-    executor, published = FakeExecutor(poison=99), Published()
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_poison_fails_alone(depth: int) -> None:
+    executor, published = FakeExecutor(poison=UNHEARD_OF), Published()
+    async with running(executor, published, depth) as engine:
+        for index in range(16):
+            engine.add_request(request(f"r{index}", [index + 1, UNHEARD_OF if index == 11 else 98, 5], NUM_TOKENS))
+        await turns(2)
+        engine.add_request(request("late", [1, 2], NUM_TOKENS))
+        for index in range(16):
+            last = await published.last(f"r{index}")
+            assert published.num_ends(f"r{index}") == 1
+            if index == 11:
+                assert last.finish_reason == "error"
+                assert "rank 0 is gone: poisoned" in str(last.error)
+            else:
+                assert last.finish_reason == "length"
+                assert published.token_ids(f"r{index}") == continuation([index + 1, 98, 5], NUM_TOKENS)
+        await published.last("late")
+        assert published.token_ids("late") == continuation([1, 2], NUM_TOKENS)
+        assert executor.num_restarts <= 5
+        assert engine.status().ready
+
+
+async def test_poison_that_is_generated_fails_alone() -> None:
+    prompts = [[index + 1, 3] for index in range(8)]
+    (poison,) = set(continuation(prompts[3], 6)[-1:]) - {
+        token_id for index, prompt in enumerate(prompts) if index != 3 for token_id in continuation(prompt, 8)
+    }
+    executor, published = FakeExecutor(poison=poison), Published()
     async with running(executor, published, 2) as engine:
-        engine.add_request(request("a", [1, 99], 5))
-        last: RequestOutput = await published.last("a")
-        assert last.finish_reason in ("lost", "error")
+        for index, prompt in enumerate(prompts):
+            engine.add_request(request(f"r{index}", prompt, 8))
+        reasons = [(await published.last(f"r{index}")).finish_reason for index in range(8)]
+        assert reasons == ["error" if index == 3 else "length" for index in range(8)]
+        for index, prompt in enumerate(prompts):
+            assert published.token_ids(f"r{index}") == continuation(prompt, 8)[: 6 if index == 3 else 8]
+
+
+async def test_lone_poison_is_failed_after_three_crashes() -> None:
+    executor, published = FakeExecutor(poison=UNHEARD_OF), Published()
+    async with running(executor, published, 2) as engine:
+        engine.add_request(request("a", [1, UNHEARD_OF], 5))
+        assert (await published.last("a")).finish_reason == "error"
+        assert executor.num_restarts <= 3
+        engine.add_request(request("b", [1, 2], 5))
+        assert (await published.last("b")).finish_reason == "length"
+
+
+async def test_new_requests_are_refused_while_the_queue_is_too_long() -> None:
+    executor, published, metrics = FakeExecutor(manual=True), Published(), EngineMetrics()
+    engine = Engine(executor, make_scheduler, published, 2, metrics, max_queue_seconds=0.05)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    for index in range(4):  # teaches what steps take: 1 ms
+        engine.add_request(request(f"first{index}", [index] * 40, 3))
+    async with asyncio.timeout(DEADLINE):
+        while engine.num_open_requests():
+            executor.release()
+            await asyncio.sleep(0)
+    refusals = [refusal for index in range(50) if (refusal := refusal_of(engine, f"queued{index}")) is not None]
+    assert 0 < len(refusals) < 50
+    assert refusals[0].retry_after > 0
+    assert metrics.snapshot().counters[("admission_rejections", "queue")] == len(refusals)
+    resubmitted = Request("again", [1, 2], SamplingParams(max_tokens=5), output_token_ids=continuation([1, 2], 2))
+    engine.add_request(resubmitted)
+    async with asyncio.timeout(DEADLINE):
+        while engine.num_open_requests():
+            executor.release()
+            await asyncio.sleep(0)
+    assert published.token_ids("again") == continuation([1, 2], 5)[2:]
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
+def refusal_of(engine: Engine, name: str) -> QueueTooLong | None:
+    try:
+        engine.add_request(request(name, [7] * 40, 3))
+    except QueueTooLong as refusal:
+        return refusal
+    return None
 
 
 async def test_waiting_work_without_steps_is_not_alive() -> None:

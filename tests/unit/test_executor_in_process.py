@@ -8,10 +8,11 @@ from fake_executor import LIMITS
 
 from cluster.engine.executor import InProcessExecutor, only_rank
 from cluster.errors import ExecutorError
-from scheduler.plan import StepPlan, StepResult
+from scheduler.plan import StepLoad, StepPlan, StepResult
 from workers.config import ModelLimits, WorkerConfig
 
 DEADLINE = 20.0
+PROFILE = [(StepLoad(1, 0, 5, 0), 0.01)]
 
 
 class RecordingWorker:
@@ -37,6 +38,10 @@ class RecordingWorker:
     def allocate(self, limits: ModelLimits) -> None:
         self._called(f"allocate {limits.num_blocks}")
 
+    def profile(self, limits: ModelLimits) -> list[tuple[StepLoad, float]]:
+        self._called("profile")
+        return PROFILE
+
     def execute_step(self, plan: StepPlan) -> StepResult:
         self._called(f"step {plan.step_id}")
         if plan.step_id == self._broken_step:
@@ -54,13 +59,15 @@ def plan(step_id: int) -> StepPlan:
 async def test_calls_in_order_on_one_thread() -> None:
     worker = RecordingWorker()
     executor = InProcessExecutor(lambda: worker)
-    assert await executor.start() == LIMITS
+    limits = await executor.start()
+    assert limits == LIMITS
+    assert limits.profile == tuple(PROFILE)
     results = await asyncio.gather(*[executor.execute_step(plan(step_id), DEADLINE) for step_id in range(4)])
     assert [result.step_id for result in results] == [0, 1, 2, 3]
     executor.check_health()
     await executor.shutdown()
     steps = [f"step {step_id}" for step_id in range(4)]
-    assert worker.calls == ["load", "measure", f"allocate {LIMITS.num_blocks}", *steps, "shutdown"]
+    assert worker.calls == ["load", "measure", f"allocate {LIMITS.num_blocks}", "profile", *steps, "shutdown"]
     assert len(worker.threads) == 1
     assert worker.threads != {threading.current_thread().name}
 
@@ -81,6 +88,47 @@ async def test_failed_step_fails_it_and_all_later_ones() -> None:
         executor.check_health()
     await executor.shutdown()
     assert worker.calls[-1] == "shutdown"
+
+
+async def test_restart_is_a_start_with_the_limits_of_the_first() -> None:
+    workers: list[RecordingWorker] = []
+
+    def make_worker() -> RecordingWorker:
+        workers.append(RecordingWorker(broken_step=1))
+        return workers[-1]
+
+    executor = InProcessExecutor(make_worker)
+    await executor.start()
+    with pytest.raises(ExecutorError):
+        await executor.execute_step(plan(1), DEADLINE)
+    await executor.restart()
+    executor.check_health()
+    assert (await executor.execute_step(plan(2), DEADLINE)).step_id == 2
+    await executor.shutdown()
+    assert workers[0].calls[-1] == "shutdown"
+    assert workers[1].calls == ["load", f"allocate {LIMITS.num_blocks}", "step 2", "shutdown"]
+
+
+async def test_step_that_hangs_fails_at_its_deadline_and_a_restart_leaves_it_behind() -> None:
+    may_end = threading.Event()
+
+    class Hanging(RecordingWorker):
+        def execute_step(self, plan: StepPlan) -> StepResult:
+            if plan.step_id == 7:
+                may_end.wait(DEADLINE)
+            return super().execute_step(plan)
+
+    executor = InProcessExecutor(Hanging)
+    await executor.start()
+    with pytest.raises(ExecutorError, match="rank 0 gave no result of step 7") as failure:
+        await executor.execute_step(plan(7), 0.05)
+    assert failure.value.kind == "worker_hung"
+    with pytest.raises(ExecutorError, match="rank 0 gave no result of step 7"):
+        await executor.execute_step(plan(8), DEADLINE)
+    may_end.set()
+    await executor.restart()
+    assert (await executor.execute_step(plan(9), DEADLINE)).step_id == 9
+    await executor.shutdown()
 
 
 async def test_failed_start() -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from scheduler.plan import StepLoad
 from workers.device import available_cores, cpu_has_bfloat16, select_device, select_dtype, to_device
-from workers.rehearsal import blocks_for, full_step, small_steps, spread
+from workers.rehearsal import blocks_for, full_step, profile_steps, small_steps, spread
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -60,3 +61,41 @@ def test_small_steps_stay_within_small_limits() -> None:
     assert list(second.num_scheduled_tokens.values()) == [1, 3]
     assert len(small_steps(1, 4, 100, 2, 100)) == 1
     assert small_steps(8, 4, 100, 2, 1) == []
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 8, 1000])
+@pytest.mark.parametrize("budget", [1, 8, 256])
+@pytest.mark.parametrize("max_model_len", [2, 20, 500])
+def test_profile_stays_within_limits_and_says_what_it_computes(
+    block_size: int, num_blocks: int, budget: int, max_model_len: int
+) -> None:
+    computed: dict[str, int] = {}
+    blocks: dict[str, list[int]] = {}
+    for plan, load in profile_steps(num_blocks, block_size, budget, 8, min(max_model_len, num_blocks * block_size)):
+        blocks |= {new.request_id: new.block_ids for new in plan.new_requests}
+        assert sum(plan.num_scheduled_tokens.values()) <= budget
+        decodes = decode_context = chunk_tokens = pairs = 0
+        for request_id, num_tokens in plan.num_scheduled_tokens.items():
+            before = computed.get(request_id, 0)
+            contexts = range(before + 1, before + num_tokens + 1)
+            computed[request_id] = before + num_tokens
+            if num_tokens == 1 and before:
+                decodes, decode_context = decodes + 1, decode_context + sum(contexts)
+            else:
+                chunk_tokens, pairs = chunk_tokens + num_tokens, pairs + sum(contexts)
+            assert computed[request_id] < max_model_len
+            assert computed[request_id] <= len(blocks[request_id]) * block_size
+        assert load == StepLoad(decodes, chunk_tokens, decode_context, pairs)
+    used = [block_id for block_ids in blocks.values() for block_id in block_ids]
+    assert len(used) == len(set(used))
+    assert max(used, default=0) < num_blocks
+
+
+def test_profile_has_every_kind_of_step() -> None:
+    loads = [load for _, load in profile_steps(64, 16, 250, 8, 512)]
+    assert {(bool(load.num_decode_tokens), bool(load.num_chunk_tokens)) for load in loads} == {
+        (True, False),
+        (False, True),
+    }
+    assert len(loads) == 5

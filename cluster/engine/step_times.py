@@ -1,0 +1,51 @@
+"""What steps take, as far as it is known: how long one may take before it counts as hung, how long a queue will."""
+
+from collections.abc import Iterable
+
+from cluster.engine.settings import EngineDeadlines
+from scheduler.latency_model import LatencyModel
+from scheduler.plan import StepLoad
+
+_MULTIPLE = 10.0
+
+
+class StepTimes:
+    """Learns from each step. Times are the ranks' own measure, in seconds."""
+
+    def __init__(self, max_num_batched_tokens: int, deadlines: EngineDeadlines) -> None:
+        self._model = LatencyModel(max_num_batched_tokens)
+        self._first_seconds = deadlines.step
+        self._floor_seconds = deadlines.step_floor
+        self._seen: set[tuple[int, int]] = set()
+
+    def seed(self, profile: Iterable[tuple[StepLoad, float]]) -> None:
+        """Begin with what start-up measured."""
+        self._model.seed(profile)
+
+    def deadline(self, load: StepLoad) -> float:
+        """What a step may take: the floor and a multiple of what is predicted, at most what a first one gets.
+
+        The first step of a shape (its tokens of each kind, to the power of two) may compile.
+        """
+        if _shape(load) not in self._seen:
+            return self._first_seconds
+        return min(self._first_seconds, self._floor_seconds + _MULTIPLE * self._model.predict(load))
+
+    def observe(self, load: StepLoad, seconds: float) -> float | None:
+        """A step has ended. Returns by how much the prediction was off, as a share of its time, if there was one."""
+        predicted = self._model.predict(load)
+        self._seen.add(_shape(load))
+        self._model.observe(load, seconds)
+        return abs(predicted - seconds) / seconds if predicted > 0 and seconds > 0 else None
+
+    def first_token_seconds(self, num_queued_tokens: int) -> float:
+        """What a request that comes behind so many tokens waits for its first one, its own prompt aside."""
+        return num_queued_tokens / self._model.prefill_rate()
+
+    def start_over(self) -> None:
+        """The ranks are new: every shape is. What steps take has not changed."""
+        self._seen.clear()
+
+
+def _shape(load: StepLoad) -> tuple[int, int]:
+    return load.num_decode_tokens.bit_length(), load.num_chunk_tokens.bit_length()
