@@ -17,6 +17,7 @@ from cluster.frontend.api import ApiServer, build_app
 from cluster.frontend.debug import debug_router
 from cluster.frontend.generation_defaults import GenerationDefaults
 from cluster.frontend.health import Health
+from cluster.frontend.open_generations import DrainReport
 from cluster.frontend.settings import FrontendSettings
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.links.engine_statuses import ask_statuses
@@ -75,9 +76,9 @@ class Frontend:
         self._server: ApiServer = app.state.server
         return app
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float) -> DrainReport:
         """Refuse what is new, and return when all that is open has ended, after `seconds` by force."""
-        await self._server.open_generations.drain(seconds)
+        return await self._server.open_generations.drain(seconds)
 
     async def __del__(self) -> None:
         """Serve calls this at the end of a graceful shutdown."""

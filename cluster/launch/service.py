@@ -1,5 +1,6 @@
 """The application on a connected Ray: deployed, watched while it loads, asked what it runs on, drained."""
 
+import dataclasses
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from cluster.engine.settings import EngineSettings
 from cluster.errors import EngineError
+from cluster.frontend.open_generations import DrainReport
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.app import ENGINE, FRONTEND, build_app
 from cluster.launch.deploy_failure import cause_of
@@ -176,10 +178,14 @@ class Service:
     def _drain(self, seconds: float) -> str:
         handle = serve.get_deployment_handle(FRONTEND, APP_NAME)
         try:
-            handle.broadcast("drain", seconds).results(timeout_s=seconds + _ASK_SECONDS)
+            reports: list[DrainReport] = handle.broadcast("drain", seconds).results(timeout_s=seconds + _ASK_SECONDS)
         except (RayError, RayServeException, TimeoutError) as error:
             return f"not every front end has drained: {error!r}"
-        return "drained"
+        ended, forced, unwritten = (
+            sum(counts) for counts in zip(*(dataclasses.astuple(report) for report in reports), strict=True)
+        )
+        said = f"drained: {ended} open requests ended by themselves, {forced} with an error after {seconds:g} s"
+        return said + (f", {unwritten} of them unread" if unwritten else "")
 
 
 def _messages_of_deployments() -> str:

@@ -9,6 +9,7 @@ from api_errors import GOOD, ROUTES, check_error
 from api_fakes import FakeEngineClient, http_client, ids_of, make_app, refusal
 
 from cluster.errors import EngineError, RequestError
+from cluster.frontend.open_generations import DrainReport
 
 
 async def call_and_leave(app: Any, body: dict[str, Any], leave: asyncio.Event) -> list[dict[str, Any]]:
@@ -112,7 +113,7 @@ async def test_draining_refuses_new_requests_and_ends_old_ones() -> None:
         check_error(await http.post("/v1/completions", json=GOOD), 503)
         gate.set()
         assert (await running).status_code == 200
-        await draining
+        assert await draining == DrainReport(ended=1, forced=0, unwritten=0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -133,7 +134,7 @@ async def test_draining_ends_by_force_what_does_not_end(stream: bool, where: str
     async with http_client(app) as http:
         running = asyncio.ensure_future(http.post("/v1/completions", json={**GOOD, "n": 2, "stream": stream}))
         await started.wait()
-        await app.state.server.open_generations.drain(0.01)
+        assert await app.state.server.open_generations.drain(0.01) == DrainReport(ended=0, forced=1, unwritten=0)
         response = await asyncio.wait_for(running, 10)
         if stream and where == "decode":
             assert json.loads(response.text.removeprefix("data: "))["error"]["type"] == "server_error"
