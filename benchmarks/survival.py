@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 
-from benchmarks.faults import ENGINE, FAULTS, FaultError, ServiceProcesses
+from benchmarks.faults import FAULTS, FaultError, ServiceProcesses
+from benchmarks.footprint import Footprint, footprints
 from benchmarks.loadgen import first_model, new_session
 from benchmarks.random_model import write_served_model
 from benchmarks.service import running_service
@@ -36,6 +36,8 @@ from benchmarks.summary import spread_of, table
 READY_SECONDS = 120.0
 """After a trial, until the service is whole again."""
 STREAM_SECONDS = 300.0
+SETTLE_SECONDS = 10.0
+"""Until what is replaced after a fault holds what it will hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Scene:
 
     fault: str
     settings: tuple[str, ...]
-    num_engines: int
+    num_ranks: int
+    """Of all engines together."""
     limit: float
     """Seconds that the longest gap in any stream may last (tiny model)."""
 
@@ -52,13 +55,13 @@ class Scene:
 _TP2 = ("parallel.tensor_parallel_size=2",)
 _TWO = ("parallel.num_replicas=2",)
 SCENES = {
-    "kill-worker": Scene("kill-worker", _TP2, 1, 5.0),
-    "stop-worker": Scene("stop-worker", _TP2, 1, 15.0),
-    "slow-worker": Scene("slow-worker", _TP2, 1, 15.0),
-    "starve-worker": Scene("starve-worker", _TP2, 1, 15.0),
-    "cut-link": Scene("cut-link", _TP2, 1, 5.0),
-    "garbage": Scene("garbage", _TP2, 1, 1.0),
-    "full-disk": Scene("full-disk", _TP2, 1, 1.0),
+    "kill-worker": Scene("kill-worker", _TP2, 2, 5.0),
+    "stop-worker": Scene("stop-worker", _TP2, 2, 15.0),
+    "slow-worker": Scene("slow-worker", _TP2, 2, 15.0),
+    "starve-worker": Scene("starve-worker", _TP2, 2, 15.0),
+    "cut-link": Scene("cut-link", _TP2, 2, 5.0),
+    "garbage": Scene("garbage", _TP2, 2, 1.0),
+    "full-disk": Scene("full-disk", _TP2, 2, 1.0),
     "kill-engine": Scene("kill-engine", (), 1, 12.0),
     "kill-engine-of-two": Scene("kill-engine", _TWO, 2, 1.0),
     "stop-engine-of-two": Scene("stop-engine", _TWO, 2, 15.0),
@@ -141,19 +144,21 @@ class Bench:
     async def _wait_whole(self) -> None:
         """Raises FaultError when the service does not come back."""
         deadline = time.monotonic() + READY_SECONDS
-        while not (await self._is_healthy() and await asyncio.to_thread(self._all_engines_run)):
+        while not (await self._is_healthy() and await asyncio.to_thread(self._all_ranks_serve)):
             if time.monotonic() > deadline:
                 raise FaultError(f"the service is not whole {READY_SECONDS:g} s after the fault")
             await asyncio.sleep(0.2)
 
-    def _all_engines_run(self) -> bool:
-        """Each with its ranks: an engine that loads has none, or young ones."""
+    def _all_ranks_serve(self) -> bool:
         try:
-            engines = self._processes.named(ENGINE)
+            ranks = self._processes.ranks()
         except FaultError:
             return False
-        stopped = any(engine.status() == psutil.STATUS_STOPPED for engine in engines)
-        return len(engines) == self._scene.num_engines and not stopped
+        return len(ranks) == self._scene.num_ranks
+
+    def footprints(self) -> dict[str, Footprint]:
+        """What the service's processes hold now."""
+        return footprints(self._processes)
 
 
 class Book:
@@ -180,11 +185,17 @@ async def run_scene(name: str, count: int, book: Book, base_url: str, args: argp
         load = Load(base_url, model, args.streams, args.tokens, args.vocab)
         bench = Bench(session, base_url, load, SCENES[name])
         await bench.calm()
-        for index in range(count):
-            if str(index) not in book.trials.get(name, {}):
-                trial = await bench.trial(args.seed + index)
-                book.add(name, index, trial)
-                print(f"{name} {index}: {trial}", flush=True)
+        before: dict[str, Footprint] | None = None
+        missing = [index for index in range(count) if str(index) not in book.trials.get(name, {})]
+        for index in missing:
+            trial = await bench.trial(args.seed + index)
+            book.add(name, index, trial)
+            print(f"{name} {index}: {trial}", flush=True)
+            await asyncio.sleep(SETTLE_SECONDS if index in (missing[0], missing[-1]) else 0)
+            before = before or bench.footprints()
+        after = bench.footprints()
+        for part, footprint in (before or {}).items():
+            print(f"  {part}, after the first fault and after {len(missing)}: {footprint.change_to(after[part])}")
 
 
 def report(book: Book) -> bool:
