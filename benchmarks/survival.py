@@ -16,8 +16,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ import aiohttp
 from benchmarks.faults import FAULTS, FaultError, ServiceProcesses
 from benchmarks.footprint import Footprint, footprints
 from benchmarks.loadgen import first_model, new_session
+from benchmarks.nodes import two_nodes
 from benchmarks.random_model import write_served_model
 from benchmarks.service import running_service
 from benchmarks.stream_load import Load, Stream
@@ -50,6 +51,8 @@ class Scene:
     """Of all engines together."""
     limit: float
     """Seconds that the longest gap in any stream may last (tiny model)."""
+    nodes: bool = False
+    """On two nodes, of which the head has room for all but one engine."""
 
 
 _TP2 = ("parallel.tensor_parallel_size=2",)
@@ -65,6 +68,7 @@ SCENES = {
     "kill-engine": Scene("kill-engine", (), 1, 12.0),
     "kill-engine-of-two": Scene("kill-engine", _TWO, 2, 1.0),
     "stop-engine-of-two": Scene("stop-engine", _TWO, 2, 15.0),
+    "kill-node": Scene("kill-node", _TWO, 2, 12.0, nodes=True),
 }
 
 
@@ -87,8 +91,11 @@ class Trial:
 class Bench:
     """Trials of one scene on one running service."""
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str, load: Load, scene: Scene) -> None:
-        self._session, self._url, self._load, self._scene = session, base_url, load, scene
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str, load: Load, scene: Scene, repair: Callable[[], None]
+    ) -> None:
+        """`repair`: what an operator would do after the fault."""
+        self._session, self._url, self._load, self._scene, self._repair = session, base_url, load, scene, repair
         self._processes = ServiceProcesses(os.getpid())
         self._calm: list[Stream] = []
         self._seconds = 0.0
@@ -112,6 +119,7 @@ class Bench:
         watching = asyncio.ensure_future(self._watch(at))
         note = await asyncio.to_thread(FAULTS[self._scene.fault], self._processes, rng)
         streams = await running
+        self._repair()  # in this thread, for Ray sets signal handlers when it starts a node
         await self._wait_whole()
         watching.cancel()
         unhealthy_after = (await asyncio.gather(watching, return_exceptions=True))[0]
@@ -178,12 +186,29 @@ class Book:
             os.replace(new, self._path)
 
 
-async def run_scene(name: str, count: int, book: Book, base_url: str, args: argparse.Namespace) -> None:
+@contextmanager
+def running_scene(scene: Scene, settings: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Start the scene's service; yields its base URL and what repairs it after a fault."""
+    with ExitStack() as stack:
+        address: str | None = None
+        repair: Callable[[], None] = _nothing
+        if scene.nodes:
+            address, repair = stack.enter_context(two_nodes(head_cpus=3, far_cpus=2))
+        yield stack.enter_context(running_service([*settings, *scene.settings], address=address)), repair
+
+
+def _nothing() -> None:
+    """Serve repairs by itself."""
+
+
+async def run_scene(
+    name: str, count: int, book: Book, base_url: str, repair: Callable[[], None], args: argparse.Namespace
+) -> None:
     """The trials of a scene that the book lacks."""
     async with new_session(STREAM_SECONDS) as session:
         model = await first_model(session, base_url)
         load = Load(base_url, model, args.streams, args.tokens, args.vocab)
-        bench = Bench(session, base_url, load, SCENES[name])
+        bench = Bench(session, base_url, load, SCENES[name], repair)
         await bench.calm()
         before: dict[str, Footprint] | None = None
         missing = [index for index in range(count) if str(index) not in book.trials.get(name, {})]
@@ -255,9 +280,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, count in wanted.items():
                 if all(str(index) in book.trials.get(name, {}) for index in range(count)):
                     continue
-                settings = [f"model.path={model}", "model.dtype=float32", "cache.memory_gb=0.25"]
-                with running_service([*settings, *SCENES[name].settings, *args.settings]) as base_url:
-                    asyncio.run(run_scene(name, count, book, base_url, args))
+                settings = [f"model.path={model}", "model.dtype=float32", "cache.memory_gb=0.25", *args.settings]
+                with running_scene(SCENES[name], settings) as (base_url, repair):
+                    asyncio.run(run_scene(name, count, book, base_url, repair, args))
     except FaultError as error:
         print(f"survival: {error}", file=sys.stderr)
         report(book)

@@ -14,6 +14,7 @@ import ray
 from scheduler.plan import StepLoad
 from workers.config import ModelLimits, WorkerConfig
 from workers.link import Link
+from workers.logs import log_to_stderr
 from workers.step_loop import rank_name, serve_heartbeats, serve_plans
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class WorkerActor:
     """One rank. Methods are called once each, in the order they stand here; a spare that never serves only warms up."""
 
     def __init__(self, config: WorkerConfig, rank: int) -> None:
+        log_to_stderr()
         self._config = config
         self._rank = rank
         self._worker: Worker | None = None

@@ -27,6 +27,7 @@ from cluster.metrics.pusher import MetricsPusher
 from scheduler.request import Request, RequestRefused
 from scheduler.scheduler import Scheduler
 from workers.config import ModelLimits
+from workers.logs import log_to_stderr
 from workers.stage_clock import StageClock
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class EngineReplica:
 
     def __init__(self, settings: EngineSettings) -> None:
         """Blocks while the ranks load. Raises ExecutorError naming the rank and the phase that failed."""
+        log_to_stderr()
         self._settings = settings
         self._engine_id = f"engine-{uuid.uuid4().hex[:8]}"
         self._metrics = EngineMetrics()

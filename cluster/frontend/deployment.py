@@ -29,6 +29,7 @@ from cluster.metrics.frontend import FrontendMetrics
 from cluster.metrics.pusher import MetricsPusher
 from cluster.metrics.render import CONTENT_TYPE
 from cluster.metrics.totals import SourceStatus
+from workers.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Frontend:
 
     def __init__(self, settings: FrontendSettings, engine_handle: Any) -> None:
         """Raises ModelError when the tokenizer or the model's configuration cannot be read."""
+        log_to_stderr()
         self._settings = settings
         self._engine = engine_handle
         self._frontend_metrics = FrontendMetrics()
