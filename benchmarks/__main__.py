@@ -1,6 +1,7 @@
 """`python -m benchmarks NAME [options]`, or `make bench ARGS="NAME [options]"`; without a name, scheduler_cost."""
 
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def main(argv: list[str]) -> int:
     if name not in NAMES:
         print(f"no benchmark is called {name!r}; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2
+    # Told to end, a benchmark ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # `python benchmarks` puts this folder on the path, and not the one above it.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     return int(importlib.import_module(f"benchmarks.{name}").main(rest))
