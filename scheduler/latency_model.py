@@ -12,11 +12,11 @@ _ERROR_WEIGHT = 0.05
 _CLOCK = 1e-6
 """Seconds; no step is shorter."""
 _LEAST_TOLERANCE = 0.2
-"""Relative; a step further off than this, and than four times the recent error, counts as if it were just so far off."""
+"""Relative. A step further off than this, and than four times the recent error, counts as just so far off."""
 
 
 class LatencyModel:
-    """Step time as a sum of non-negative costs: fixed, per token (decoded, of chunks), per decode's context token, per chunk pair.
+    """Step time as a sum of non-negative costs: fixed, and per unit of each field of StepLoad.
 
     Least squares of the relative error, with forgetting. A cost about which nothing new is heard keeps
     its value. A lone step that takes far longer (a pause of the machine) moves little; when all do, the

@@ -7,18 +7,15 @@ from scheduler import integrity
 from scheduler.admission import Admission, Lack
 from scheduler.budget import Budget, StaticBudget
 from scheduler.config import SchedulerConfig
+from scheduler.in_flight import Flight, InFlight
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.limits import is_long_prefill, num_new_tokens
+from scheduler.limits import clip_max_tokens, cut_at_stop, is_long_prefill, num_new_tokens
 from scheduler.plan import RequestOutput, SchedulerStats, StepLoad, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused, RequestStatus
 from scheduler.request_queue import make_queue
 from scheduler.step import Step
 
 _RUNNING = RequestStatus.RUNNING
-
-_InFlight = tuple[Request, int, int, int, bool]
-"""Of a request in a plan in flight: its stay (num_preemptions), its progress after the plan, how many
-drafts the plan verifies, and whether it samples. A plain tuple: there is one per request and step."""
 
 
 class Scheduler:
@@ -47,7 +44,7 @@ class Scheduler:
         """In admission order."""
         self.waiting = make_queue(config.policy)
         self._waiting_for_grammar: set[str] = set()
-        self._in_flight: deque[tuple[int, list[_InFlight], StepLoad]] = deque()
+        self._in_flight = InFlight()
         self._held: frozenset[str] = frozenset()
         self._num_steps = 0
         self._num_added = 0
@@ -70,26 +67,9 @@ class Scheduler:
         Raises RequestRefused if it can never be served. What is accepted always fits the blocks,
         because a sequence of max_model_len does.
         """
-        limit = self.config.max_model_len
         if request.request_id in self.requests:
             raise RequestRefused(f"request id {request.request_id!r} is in use", "request_id")
-        if request.num_prompt_tokens == 0:
-            raise RequestRefused("the prompt is empty; it must have at least 1 token", "prompt")
-        if request.num_prompt_tokens >= limit:
-            raise RequestRefused(
-                f"the prompt has {request.num_prompt_tokens} tokens; the model length of {limit} tokens"
-                f" leaves room for at most {limit - 1}",
-                "prompt",
-            )
-        if request.max_tokens < 1:
-            raise RequestRefused(f"max_tokens is {request.max_tokens}; it must be at least 1", "max_tokens")
-        request.max_tokens = min(request.max_tokens, limit - request.num_prompt_tokens)
-        if request.num_tokens >= request.max_num_tokens:
-            raise RequestRefused(
-                f"the request has {len(request.output_token_ids)} output tokens already;"
-                f" it is complete at {request.max_tokens}",
-                "max_tokens",
-            )
+        clip_max_tokens(self.config, request)
         request.arrival_index = self._num_added
         self._num_added += 1
         self.requests[request.request_id] = request
@@ -332,9 +312,9 @@ class Scheduler:
         Prompt blocks are published now, so that a burst of requests shares them from the next plan
         on; plans run in order, and a step that fails ends the epoch.
         """
-        in_flight: list[_InFlight] = []
+        flights: list[Flight] = []
         requests, spec_token_ids = self.requests, step.spec_token_ids
-        num_decode_tokens = num_chunk_tokens = decode_context = chunk_pairs = 0
+        num_chunk_tokens = decode_context = chunk_pairs = 0
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             request = requests[request_id]
             progress = request.num_computed_tokens
@@ -345,12 +325,11 @@ class Scheduler:
                 self.kv_cache_manager.publish(request, min(progress, request.num_prompt_tokens))
             num_drafts = len(spec_token_ids.get(request_id, ())) if spec_token_ids else 0
             if num_tokens - num_drafts == 1:
-                num_decode_tokens += num_tokens
                 decode_context += progress
             else:
                 num_chunk_tokens += num_tokens
                 chunk_pairs += num_tokens * (2 * progress - num_tokens + 1) // 2
-            in_flight.append((request, request.num_preemptions, progress, num_drafts, samples))
+            flights.append((request, request.num_preemptions, progress, num_drafts, samples))
         plan = StepPlan(
             epoch=self.epoch,
             step_id=self._num_steps,
@@ -361,8 +340,9 @@ class Scheduler:
             finished_request_ids=self._finished_request_ids,
             preempted_request_ids=self._preempted_request_ids,
         )
+        num_decode_tokens = sum(step.num_scheduled_tokens.values()) - num_chunk_tokens
         load = StepLoad(num_decode_tokens, num_chunk_tokens, decode_context, chunk_pairs)
-        self._in_flight.append((plan.step_id, in_flight, load))
+        self._in_flight.add(plan.step_id, flights, load)
         self._num_steps += 1
         self._finished_request_ids = []
         self._preempted_request_ids = []
@@ -379,16 +359,11 @@ class Scheduler:
         """
         if result.epoch != self.epoch:
             return []
-        oldest = self._in_flight[0][0] if self._in_flight else None
-        if not oldest == plan.step_id == result.step_id:
-            raise ValueError(
-                f"plan {plan.step_id} came with the result of step {result.step_id}; the oldest in flight is {oldest}"
-            )
-        _, in_flight, _ = self._in_flight.popleft()
+        flights = self._in_flight.take(plan, result)
         self.budget.observe(plan, result)
         outputs = []
         num_requests = len(self.requests)
-        for request, stay, progress, num_drafts, samples in in_flight:
+        for request, stay, progress, num_drafts, samples in flights:
             if request.num_preemptions != stay or request.status is not _RUNNING:
                 continue
             output = self._apply(request, progress, num_drafts, samples, result)
@@ -423,7 +398,7 @@ class Scheduler:
                 self._num_drafts += 1
                 self._num_draft_tokens += num_drafts
                 self._num_accepted_tokens += len(token_ids) - 1
-            token_ids, status = self._cut_at_stop(request, token_ids)
+            token_ids, status = cut_at_stop(request, token_ids)
             request.append_output_token_ids(token_ids)
             self._generation_tokens += len(token_ids)
             output = RequestOutput(request_id, token_ids, None, request.num_cached_tokens)
@@ -439,19 +414,6 @@ class Scheduler:
             output.finish_reason = status.value
             self._finish(request, status)
         return output
-
-    def _cut_at_stop(self, request: Request, token_ids: list[int]) -> tuple[list[int], RequestStatus | None]:
-        """The tokens up to the one that ends the request, and how it ends (None: it goes on).
-
-        Stop ids are masked in the sampler until min_tokens is met; the length is never gated.
-        """
-        room = request.max_num_tokens - request.num_tokens
-        if len(token_ids) > room:
-            token_ids = token_ids[:room]
-        if not request.stop_token_ids.isdisjoint(token_ids):
-            first = next(index for index, token_id in enumerate(token_ids) if token_id in request.stop_token_ids)
-            return token_ids[: first + 1], RequestStatus.FINISHED_STOPPED
-        return token_ids, RequestStatus.FINISHED_LENGTH if len(token_ids) == room else None
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         """Free all that a request holds. The caller takes it out of its queue."""
@@ -474,22 +436,11 @@ class Scheduler:
 
     def load_of(self, plan: StepPlan) -> StepLoad:
         """What a plan in flight computes. Raises LookupError if it is not in flight."""
-        for step_id, _, load in self._in_flight:
-            if step_id == plan.step_id:
-                return load
-        raise LookupError(f"plan {plan.step_id} is not in flight")
+        return self._in_flight.load_of(plan)
 
     def positions_in_flight(self) -> dict[str, int]:
-        """Of each open request in a plan in flight, the last token that it computes, counted with its prompt.
-
-        It is past that position once it has more tokens: all that was in flight has then come back.
-        """
-        flown = {entry[0].request_id: entry[0] for _, in_flight, _ in self._in_flight for entry in in_flight}
-        return {
-            request_id: request.num_tokens + max(1, request.num_output_placeholders) - 1
-            for request_id, request in flown.items()
-            if not request.status.is_finished
-        }
+        """Open request in a plan in flight -> the last token computed for it, counted with its prompt."""
+        return self._in_flight.positions()
 
     def num_queued_tokens(self) -> int:
         """Tokens that waiting requests and running chunks owe before their next output, cache hits aside.

@@ -60,7 +60,7 @@ class ReferenceScheduler(ReferenceState):
     def run_chunks_and_admit(self, chunks: list[ReferenceRequest]) -> None:
         order = chunks + self.waiting
         if self.config.policy == "priority":
-            order = sorted(order, key=lambda r: (r.priority, r.arrival))
+            order = sorted(order, key=self.rank)
         admitting = True
         for request in order:
             if request in self.running:
@@ -77,14 +77,14 @@ class ReferenceScheduler(ReferenceState):
         """A request preempted in this step stands at the head of the queue, or at its place by priority."""
         if self.config.policy == "fcfs":
             return True
-        return (preempted.priority, preempted.arrival) <= (request.priority, request.arrival)
+        return self.rank(preempted) <= self.rank(request)
 
     def run(self, request: ReferenceRequest, count: int) -> None:
         """Schedules `count` tokens of a running request, preempting while blocks are short."""
         while self.blocks_for(request.computed + count) - len(request.blocks) > len(self.free):
             victim = self.running[-1]
             if self.config.policy == "priority":
-                victim = max(self.running, key=lambda r: (r.priority, r.arrival))
+                victim = max(self.running, key=self.rank)
             self.preempt(victim, "blocks")
             if victim is request:
                 return
@@ -113,7 +113,7 @@ class ReferenceScheduler(ReferenceState):
 
     def admit(self, request: ReferenceRequest) -> bool:
         """False: admission ends. True: admitted, or skipped with its place kept."""
-        if request.status == "WAITING_FOR_FSM":
+        if request.status == "WAITING_FOR_FSM" or request.request_id in self.held:
             return True
         lacking = self.what_lacks(request, [])
         victims: list[ReferenceRequest] = []
@@ -128,7 +128,7 @@ class ReferenceScheduler(ReferenceState):
 
     def victims_for(self, request: ReferenceRequest) -> list[ReferenceRequest]:
         lower = [r for r in self.running if r.priority > request.priority]
-        lower.sort(key=lambda r: (r.priority, r.arrival), reverse=True)
+        lower.sort(key=self.rank, reverse=True)
         victims: list[ReferenceRequest] = []
         for candidate in lower:
             victims.append(candidate)
@@ -177,7 +177,7 @@ class ReferenceScheduler(ReferenceState):
         request.published = len(hit)
         request.is_long = len(request.tokens) - hit_tokens > self.threshold()
         if request.num_cached is None:
-            request.num_cached = hit_tokens
+            request.num_cached = min(hit_tokens, len(request.prompt))
         request.status = "RUNNING"
         self.waiting.remove(request)
         self.running.append(request)

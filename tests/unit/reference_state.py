@@ -5,6 +5,7 @@ counts, free room and everything else is worked out again at every question.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.config import SchedulerConfig
@@ -36,6 +37,7 @@ class ReferenceRequest:
     stay: int = 0
     is_long: bool = False
     num_cached: int | None = None
+    resubmitted: bool = False
 
     @property
     def tokens(self) -> list[int]:
@@ -75,7 +77,8 @@ class ReferenceState:
         self.flights: dict[int, dict[str, Flight]] = {}
         self.pending_finished: list[str] = []
         self.pending_preempted: list[str] = []
-        self.num_preemptions = {"blocks": 0, "priority": 0, "epoch": 0}
+        self.held: set[str] = set()
+        self.num_preemptions = {"blocks": 0, "priority": 0, "epoch": 0, "hold": 0}
 
     # ---- events between steps
 
@@ -89,12 +92,15 @@ class ReferenceState:
         lora_id: str | None = None,
         cache_salt: str | None = None,
         has_grammar: bool = False,
+        output: Sequence[int] = (),
     ) -> bool:
         """False: refused."""
         if len(prompt) >= self.config.max_model_len:
             return False
         max_tokens = min(params.max_tokens, self.config.max_model_len - len(prompt))
         if self.blocks_for(len(prompt) + max_tokens - 1) > self.num_blocks:
+            return False
+        if len(output) >= max_tokens:
             return False
         status = "WAITING_FOR_FSM" if has_grammar else "WAITING"
         request = ReferenceRequest(
@@ -108,9 +114,16 @@ class ReferenceState:
             cache_salt,
             has_grammar,
             status,
+            output=list(output),
+            resubmitted=bool(output),
         )
         self.requests[request_id] = request
         self.enqueue(request, at_head=False)
+        if self.config.policy == "fcfs" and output:
+            preempted = [r for r in self.waiting if r.status == "PREEMPTED"]
+            resubmitted = [r for r in self.waiting if r.resubmitted and r not in preempted]
+            new = [r for r in self.waiting if r not in preempted and r not in resubmitted]
+            self.waiting = preempted + sorted(resubmitted, key=lambda r: r.arrival) + new
         return True
 
     def mark_grammar_ready(self, request_id: str) -> None:
@@ -120,6 +133,15 @@ class ReferenceState:
     def finish_request(self, request_id: str) -> None:
         if request_id in self.requests:
             self.remove(self.requests[request_id])
+
+    def hold(self, request_ids: set[str]) -> None:
+        self.held = request_ids
+        for request in [r for r in reversed(self.running) if r.request_id in request_ids]:
+            self.running.remove(request)
+            self.release(request)
+            self.reset(request, "hold")
+            self.enqueue(request, at_head=True)
+            self.pending_preempted.append(request.request_id)
 
     def end_epoch(self) -> None:
         for request in reversed(self.running):  # each goes to the head: the queue ends in admission order
@@ -144,7 +166,11 @@ class ReferenceState:
     def enqueue(self, request: ReferenceRequest, at_head: bool) -> None:
         self.waiting.insert(0 if at_head else len(self.waiting), request)
         if self.config.policy == "priority":
-            self.waiting.sort(key=lambda r: (r.priority, r.arrival))
+            self.waiting.sort(key=self.rank)
+
+    def rank(self, request: ReferenceRequest) -> tuple[int, bool, int]:
+        """Under the priority policy."""
+        return (request.priority, not request.resubmitted, request.arrival)
 
     def remove(self, request: ReferenceRequest) -> None:
         if request in self.running:

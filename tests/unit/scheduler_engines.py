@@ -24,6 +24,7 @@ class RealEngine:
                     lora_id=spec.lora_id,
                     cache_salt=spec.cache_salt,
                     has_grammar=spec.has_grammar,
+                    output_token_ids=spec.output,
                 )
             )
         except RequestRefused:
@@ -36,6 +37,9 @@ class RealEngine:
 
     def mark_grammar_ready(self, request_id: str) -> None:
         self.scheduler.mark_grammar_ready(request_id)
+
+    def hold(self, request_ids: set[str]) -> None:
+        self.scheduler.hold(request_ids)
 
     def end_epoch(self) -> None:
         self.scheduler.end_epoch()
@@ -64,6 +68,7 @@ class ReferenceEngine:
             spec.lora_id,
             spec.cache_salt,
             spec.has_grammar,
+            spec.output,
         )
 
     def finish(self, request_id: str, aborted: bool) -> None:
@@ -71,6 +76,9 @@ class ReferenceEngine:
 
     def mark_grammar_ready(self, request_id: str) -> None:
         self.scheduler.mark_grammar_ready(request_id)
+
+    def hold(self, request_ids: set[str]) -> None:
+        self.scheduler.hold(request_ids)
 
     def end_epoch(self) -> None:
         self.scheduler.end_epoch()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from simulated_worker import SimulatedWorker
+from simulated_worker import SimulatedWorker, expected_output
 
 from scheduler.config import SchedulerConfig
 from scheduler.plan import RequestOutput, StepPlan, StepResult
@@ -32,6 +32,8 @@ class RequestSpec:
     has_grammar: bool
     error_at: int | None
     """Output position whose logits are NaN; -1: the first chunk; None: no fault."""
+    output: list[int] = field(default_factory=list)
+    """Delivered before, by another scheduler; empty: a new request."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class Workload:
     seed: int
     specs: list[RequestSpec]
     operations: list[Operation]
-    """("add" | "abort" | "stop" | "ready", request index), ("schedule" | "deliver" | "epoch", 0)."""
+    """("add" | "abort" | "stop" | "ready", request index), ("schedule" | "deliver" | "epoch", 0).
+
+    ("hold", n): the requests whose index is in the bits of n; none for 0.
+    """
 
 
 class Engine(Protocol):
@@ -51,6 +56,7 @@ class Engine(Protocol):
     def add(self, spec: RequestSpec) -> bool: ...
     def finish(self, request_id: str, aborted: bool) -> None: ...
     def mark_grammar_ready(self, request_id: str) -> None: ...
+    def hold(self, request_ids: set[str]) -> None: ...
     def end_epoch(self) -> None: ...
     def schedule(self) -> StepPlan | None: ...
     def update_from_result(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]: ...
@@ -101,6 +107,11 @@ def make_spec(pick: Pick, index: int, config: SchedulerConfig, faults: bool) -> 
         stop_token_ids=tuple(range(one_of(pick, 0, 1, 2))),
         num_prompt_logprobs=0 if pick(0, 9) == 9 else None,
     )
+    error_at = pick(-1, 4) if faults and pick(0, 9) == 9 else None
+    output: list[int] = []
+    if pick(0, 5) == 5 and error_at is None and length < config.max_model_len:
+        whole, _ = expected_output(prompt, params, config.max_model_len)
+        output = whole[: pick(0, len(whole) - 1)]
     return RequestSpec(
         request_id=f"r{index}",
         prompt=prompt,
@@ -111,7 +122,8 @@ def make_spec(pick: Pick, index: int, config: SchedulerConfig, faults: bool) -> 
         lora_id=[None, None, None, "a"][pick(0, 3)],
         cache_salt=[None, None, None, "s"][pick(0, 3)],
         has_grammar=pick(0, 4) == 4,
-        error_at=pick(-1, 4) if faults and pick(0, 9) == 9 else None,
+        error_at=error_at,
+        output=output,
     )
 
 
@@ -127,7 +139,7 @@ def make_workload(pick: Pick, faults: bool = True, overlap_depth: int | None = N
     operations: list[Operation] = []
     added = 0
     for _ in range(pick(5, 70 * scale)):
-        kind = pick(0, 39)
+        kind = pick(0, 41)
         if kind <= 13:
             operations.append(("schedule", 0))
         elif kind <= 25:
@@ -139,6 +151,8 @@ def make_workload(pick: Pick, faults: bool = True, overlap_depth: int | None = N
             operations.append(("ready", pick(0, added - 1)))
         elif kind <= 38 and added and faults:
             operations.append((("abort", "stop")[pick(0, 1)], pick(0, added - 1)))
+        elif kind >= 40:
+            operations.append(("hold", pick(0, 2**added - 1) if pick(0, 2) else 0))
         elif kind == 39 and faults and pick(0, 3) == 3:
             operations.append(("epoch", 0))
     operations += [("add", index) for index in range(added, len(specs))]
@@ -179,11 +193,15 @@ class Loop:
     def run(self) -> None:
         for kind, index in self.workload.operations:
             self.perform(kind, index)
+        self.hold(set())
         for spec in self.workload.specs:
             self.ready(spec.request_id)
         self.drain()
 
     def perform(self, kind: str, index: int) -> None:
+        if kind == "hold":
+            self.hold({spec.request_id for bit, spec in enumerate(self.workload.specs) if index >> bit & 1})
+            return
         spec = self.workload.specs[index]
         if kind == "add":
             self.add(spec)
@@ -223,6 +241,9 @@ class Loop:
         if request_id not in self.reasons:
             self.ended_by_caller.add(request_id)
         self.engine.finish(request_id, aborted)
+
+    def hold(self, request_ids: set[str]) -> None:
+        self.engine.hold(request_ids)
 
     def end_epoch(self) -> None:
         stale = list(self.in_flight)

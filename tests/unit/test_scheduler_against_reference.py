@@ -75,6 +75,11 @@ class ComparingLoop(Loop):
         self.reference.finish(request_id, aborted)
         self.compare_state()
 
+    def hold(self, request_ids: set[str]) -> None:
+        super().hold(request_ids)
+        self.reference.hold(request_ids)
+        self.compare_state()
+
     def end_epoch(self) -> None:
         self.reference.end_epoch()
         self.reference_plans.clear()

@@ -9,7 +9,7 @@ from scheduler_engines import RealEngine
 from scheduler_workloads import Loop, RequestSpec, Workload, make_workload, seeded
 from simulated_worker import expected_output
 
-from scheduler.plan import RequestOutput, StepPlan
+from scheduler.plan import RequestOutput, StepLoad, StepPlan
 from scheduler.request import Request
 
 
@@ -22,6 +22,7 @@ class CheckedLoop(Loop):
         self.specs = {s.request_id: s for s in load.specs}
         self.first_hits: dict[str, int] = {}
         self.admission_order: list[str] = []
+        self.held: set[str] = set()
 
     def limit(self, request: Request) -> int:
         """Positions that are ever computed: the last token is sampled, never computed."""
@@ -51,6 +52,12 @@ class CheckedLoop(Loop):
     def finish(self, request_id: str, aborted: bool) -> None:
         super().finish(request_id, aborted)
         assert request_id not in self.scheduler.requests
+        self.check_integrity()
+
+    def hold(self, request_ids: set[str]) -> None:
+        super().hold(request_ids)
+        self.held = request_ids
+        assert not request_ids & {r.request_id for r in self.scheduler.running}
         self.check_integrity()
 
     def end_epoch(self) -> None:
@@ -98,6 +105,8 @@ class CheckedLoop(Loop):
         config = self.workload.config
         numbers = plan.num_scheduled_tokens
         assert numbers
+        assert not self.held & set(numbers), "a held request runs"
+        assert self.load(plan) == self.scheduler.load_of(plan)
         assert all(n > 0 for n in numbers.values())
         assert sum(numbers.values()) <= config.max_num_batched_tokens, "over budget"
         assert set(plan.spec_token_ids) <= set(numbers)
@@ -108,9 +117,22 @@ class CheckedLoop(Loop):
             request = self.scheduler.requests[request_id]
             assert request.num_computed_tokens <= self.limit(request)
         for new in plan.new_requests:
-            self.first_hits.setdefault(new.request_id, new.num_computed_tokens)
+            self.first_hits.setdefault(new.request_id, min(new.num_computed_tokens, new.num_prompt_tokens))
             if not config.enable_chunked_prefill:
                 assert numbers[new.request_id] == len(new.token_ids) - new.num_computed_tokens
+
+    def load(self, plan: StepPlan) -> StepLoad:
+        """Counted token by token."""
+        decodes = chunks = context = pairs = 0
+        for request_id, number in plan.num_scheduled_tokens.items():
+            end = self.scheduler.requests[request_id].num_computed_tokens
+            if number == 1 + len(plan.spec_token_ids.get(request_id, [])):
+                decodes += number
+                context += end
+            else:
+                chunks += number
+                pairs += sum(range(end - number + 1, end + 1))
+        return StepLoad(decodes, chunks, context, pairs)
 
     def check_row_order(self, plan: StepPlan, must_decode: list[str]) -> None:
         rows = [request_id in must_decode for request_id in plan.num_scheduled_tokens]
@@ -162,7 +184,7 @@ class CheckedLoop(Loop):
                 continue
             assert (request_id in self.reasons) != (request_id in self.ended_by_caller)
             tokens, reason = expected_output(spec.prompt, spec.params, config.max_model_len)
-            given_tokens = self.outputs.get(request_id, [])
+            given_tokens = spec.output + self.outputs.get(request_id, [])
             if request_id in self.ended_by_caller or self.reasons[request_id] == "error":
                 assert given_tokens == tokens[: len(given_tokens)]
                 assert request_id in self.ended_by_caller or spec.error_at is not None
@@ -210,13 +232,14 @@ def test_the_workloads_reach_the_rules() -> None:
         stats = loop.scheduler.stats()
         seen.update(stats.num_preemptions)
         seen.update(loop.reasons.values())
+        seen["resubmitted"] += sum(bool(spec.output) for spec in loop.specs.values())
         seen["hits"] += stats.prefix_cache_hits
         seen["recomputed"] += stats.recomputed_tokens
         seen["accepted"] += stats.num_accepted_tokens
         seen["rejected"] += stats.num_draft_tokens - stats.num_accepted_tokens
         seen["ended by caller"] += len(loop.ended_by_caller)
     reached = ["blocks", "priority", "epoch", "stop", "length", "error", "hits", "recomputed", "accepted", "rejected"]
-    for name in [*reached, "ended by caller"]:
+    for name in [*reached, "ended by caller", "hold", "resubmitted"]:
         assert seen[name] >= 10, f"{name} is hardly reached: {seen}"
 
 
