@@ -59,8 +59,8 @@ def serve_environment(run_directory: Path, proxy_starter: Path | None) -> dict[s
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             # Ray would let every other program on the machine go before the model and the streams.
-        "RAY_worker_niceness": "0",
-        # A worker that does not answer is not worth the default 5 s of grace.
+            "RAY_worker_niceness": "0",
+            # A worker that does not answer is not worth the default 5 s of grace.
             "RAY_kill_worker_timeout_milliseconds": "500",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_directory / "haproxy.cfg"),
