@@ -1,5 +1,6 @@
 """What ranks of the shared-memory tests do, and the processes they are; ranks need no pytest."""
 
+import ctypes
 import hashlib
 import logging
 import multiprocessing
@@ -143,15 +144,19 @@ def sums_until_it_fails(
     say(tp.rank)
 
 
-def seconds_apart(rank: int, size: int, rendezvous: str, say: Callable[[Any], None]) -> None:
-    """Rank 0 waits for the others 0.3 s, five times; says its stats."""
+def one_after_the_other(rank: int, size: int, rendezvous: str, say: Callable[[Any], None], num_calls: int) -> None:
+    """Of two ranks the first always comes first; says its stats."""
     tp = TensorParallel.connect(rank, size, rendezvous, CPU, SECONDS)
-    for _ in range(5):
-        tp.all_reduce(torch.zeros(1))
-        if rank:
-            time.sleep(0.3)
-        tp.all_reduce(torch.zeros(1))
-    say(tp.stats())
+    collectives = SharedMemoryCollectives(rank, size, SECONDS)
+    arrivals = ctypes.c_uint64.from_address(collectives._state.segment)  # the segment begins with them
+    for call in range(num_calls):
+        deadline = time.monotonic() + SECONDS
+        while rank and arrivals.value <= size * call:
+            assert time.monotonic() < deadline, f"rank 0 did not come to call {call}"
+            time.sleep(1e-4)
+        collectives.all_reduce(torch.zeros(1))
+    say(collectives.stats())
+    collectives.close()
     tp.close()
 
 

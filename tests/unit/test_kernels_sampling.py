@@ -14,7 +14,7 @@ from scheduler.plan import NewRequest, StepPlan
 from scheduler.sampling_params import SamplingParams
 from workers.batch import RowSet
 from workers.kernels.library import library
-from workers.kernels.sampling import SamplingKernels
+from workers.kernels.sampling import PARAMETERS, SamplingKernels
 from workers.logprobs import compute_logprobs
 from workers.request_state import RequestState
 from workers.sampler import SampledTokens, sample
@@ -179,6 +179,30 @@ def test_the_smallest_noise_holds_the_best_token_back() -> None:
     shards = VocabShards(TensorParallel(), [48])
     torchs, natives = (sample(logits, rows, state, shards, kernels) for kernels in (None, SamplingKernels()))
     assert natives.token_ids.item() == torchs.token_ids.item() != 5
+
+
+def test_the_parameters_are_laid_out_as_in_c() -> None:
+    assert PARAMETERS.itemsize == library().function("parameters_bytes")()
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("poisoned", [0, 7, 17, 39])
+def test_what_stops_being_a_number_after_it_was_read_gives_a_token_and_spoils_no_other_row(
+    top_k: int, poisoned: int
+) -> None:
+    """Such a row has no ranking: to search it by ranks may have no end."""
+    parameters = np.array([(0.9, 0.0, 1, top_k, 1.0, 1.0, 0.0, 0.0)], PARAMETERS)
+    logits = random_logits(2, 40, 3, 1.0, torch.float32)
+    additions = (np.array([0, 1, 1]), np.array([poisoned]), np.array([math.nan], np.float32))
+    numbers = np.zeros(2, np.int64)
+    context = torch.zeros(1, 8, dtype=torch.int32)
+    sampled = [
+        SamplingKernels().sample(logits, parameters.ctypes.data, numbers, context, numbers, numbers, added)
+        for added in (additions, None)
+    ]
+    assert 0 <= sampled[0][0][0] < 40
+    assert sampled[0][0][1] == sampled[1][0][1]
+    assert all(finite.all() for _, finite in sampled)  # what the model gave
 
 
 def test_ids_outside_the_vocabulary_touch_nothing() -> None:

@@ -1,5 +1,6 @@
 """Sums and gathers through shared memory: against a slow reference, with ranks that are late, stopped or killed."""
 
+import ctypes
 import os
 import random
 import signal
@@ -10,10 +11,13 @@ from shared_memory_cases import (
     Ranks,
     hindered,
     mappings,
+    one_after_the_other,
     random_calls,
-    seconds_apart,
     sums_until_it_fails,
 )
+
+from workers.kernels.library import library
+from workers.shared_memory import _Rank
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -53,11 +57,15 @@ def test_a_stopped_rank_is_named_after_the_deadline_and_fails_when_it_goes_on() 
 
 
 def test_the_wait_for_the_last_rank_is_counted_apart() -> None:
-    with Ranks(2, seconds_apart) as ranks:
+    with Ranks(2, one_after_the_other, 10) as ranks:
         early, late = ranks.hear(0), ranks.hear(1)
     assert early.calls == late.calls == 10
-    assert early.waiting_seconds > 0.5 > late.waiting_seconds
-    assert 0 < early.working_seconds < 0.5
+    assert early.waiting_seconds > 0 == late.waiting_seconds
+    assert early.working_seconds > 0 < late.working_seconds
+
+
+def test_a_ranks_notes_are_laid_out_as_in_c() -> None:
+    assert ctypes.sizeof(_Rank) == library().function("rank_bytes")()
 
 
 def test_the_memory_has_no_name_that_a_killed_group_could_leave_behind() -> None:

@@ -6,10 +6,10 @@
 // meeting a piece is enough.
 #include "parallel.h"
 #include "simd.h"
+#include "spin.h"
 
 #include <atomic>
 #include <cerrno>
-#include <ctime>
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -41,7 +41,7 @@ struct Segment {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-// One rank's own notes; `workers.shared_memory.RankState` has the same fields.
+// One rank's own notes; `_Rank` in workers/shared_memory.py has the same fields.
 struct Rank {
     Segment* segment;
     int64_t rank, size;
@@ -57,20 +57,7 @@ struct Rank {
         return reinterpret_cast<char*>(segment + 1) + (2 * of_rank + static_cast<int64_t>(pieces % 2)) * slot_bytes;
     }
 };
-
-int64_t now_ns() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
-
-inline void pause_briefly() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
+static_assert(sizeof(Rank) == 11 * 8 + MAX_RANKS * 4);
 
 long futex(std::atomic<uint64_t>& word, int operation, uint32_t value, const timespec* timeout) {
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr, 0);
@@ -206,6 +193,9 @@ int all_reduce(Rank* self, T* values, int64_t count) {
 }
 
 }  // namespace
+
+// For Python, which lays it out as well.
+extern "C" int rank_bytes() { return sizeof(Rank); }
 
 extern "C" int segment_header_bytes() { return sizeof(Segment); }
 

@@ -2,7 +2,6 @@
 #include "attention_plan.h"
 #include "parallel.h"
 
-
 namespace {
 
 constexpr int64_t MAX_HEAD_DIM = 256;

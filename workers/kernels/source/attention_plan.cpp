@@ -77,6 +77,11 @@ int64_t cost(const Piece& piece) { return int64_t{piece.tokens} * piece.blocks; 
 
 }  // namespace
 
+// For Python, which lays them out as well.
+extern "C" int step_bytes() { return sizeof(Step); }
+extern "C" int piece_bytes() { return sizeof(Piece); }
+extern "C" int merge_bytes() { return sizeof(Merge); }
+
 // Counts pieces, merges and partials; with room for them, writes them too. Large pieces come first, so that the
 // threads end together; pieces of equal cost stay in order, in which neighbours in memory follow each other.
 extern "C" void attention_plan(Step* step) {

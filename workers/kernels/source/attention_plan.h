@@ -14,14 +14,17 @@ struct Piece {
     int32_t merge;  // which of the merges it is part of; -1: it is the whole
     int32_t part;
 };
+static_assert(sizeof(Piece) == 8 * 4);
 
 // The pieces that make up few query tokens over many keys. The thread that finishes the last of them adds them up.
 struct Merge {
     int64_t offset;  // of the first part's states in `partials`, in floats
     int32_t parts, left;
 };
+static_assert(sizeof(Merge) == 4 * 4);
 
-// One step, as `NativeStep` in native_backend.py lays it out. Everything but `merges[].left` stays as planned.
+// One step; `_Step` in workers/attention/native_backend.py has the same fields. Everything but `merges[].left` stays as
+// planned.
 struct Step {
     const int32_t* block_table;  // [requests][table_stride]
     int64_t table_stride;
@@ -40,6 +43,7 @@ struct Step {
 
     int64_t group_heads() const { return query_heads / kv_heads; }
 };
+static_assert(sizeof(Step) == 17 * 8);
 
 // How the rows of a piece fall into groups of nearly equal size.
 struct Grouping {
@@ -51,7 +55,7 @@ struct Grouping {
     int64_t first(int64_t group) const { return rows * group / groups; }
 };
 
-// The largest multiple of a cache line that holds the states of a piece's groups, in floats.
+// What the states of a piece's groups take, in floats.
 inline int64_t states_size(int64_t rows, int64_t head_dim) {
     const Grouping grouping(rows);
     return grouping.groups * State::size(grouping.largest, head_dim);

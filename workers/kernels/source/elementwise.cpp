@@ -16,38 +16,12 @@ namespace {
 
 constexpr int64_t ROWS_GRAIN = 4;
 
-template <class T>
-f32x16 load_part(const T* from, int64_t count) {
-    f32x16 value = {};
-    for (int64_t lane = 0; lane < count; lane++) value[lane] = to_float(from[lane]);
-    return value;
-}
-
-template <class T>
-void store_part(T* to, f32x16 value, int64_t count) {
-    for (int64_t lane = 0; lane < count; lane++) store_one(to + lane, value[lane]);
-}
-
-// Calls body(offset, load, store) for whole vectors, and once more for what is left.
+// Calls body(offset, count) for whole vectors, and once more for what is left.
 template <class Body>
 inline void over_row(int64_t size, const Body& body) {
     int64_t at = 0;
     for (; at + LANES <= size; at += LANES) body(at, int64_t{LANES});
     if (at < size) body(at, size - at);
-}
-
-template <class T>
-inline f32x16 load_some(const T* from, int64_t count) {
-    return count == LANES ? load(from) : load_part(from, count);
-}
-
-template <class T>
-inline void store_some(T* to, f32x16 value, int64_t count) {
-    if (count == LANES) {
-        store(to, value);
-    } else {
-        store_part(to, value, count);
-    }
 }
 
 // residual [rows, size] += delta, unless that is null, rounded to T; out = residual / rms(residual) * weight.

@@ -68,23 +68,6 @@ inline void add_pairs(f32x16 (&sums)[ROWS][BLOCKS], const bf16* weights, const u
     }
 }
 
-inline void store_columns(bf16* out, f32x16 value, int64_t columns) {
-    if (columns >= LANES) {
-        store(out, value);
-        return;
-    }
-    bf16 narrow[LANES];
-    store(narrow, value);
-    std::copy_n(narrow, std::max<int64_t>(columns, 0), out);
-}
-
-inline f32x16 load_columns(const bf16* from, int64_t columns) {
-    if (columns >= LANES) return load(from);
-    bf16 padded[LANES] = {};
-    std::copy_n(from, std::max<int64_t>(columns, 0), padded);
-    return load(padded);
-}
-
 template <int ROWS, int BLOCKS, bool GATED>
 void compute(const Sizes& sizes, const Tile& tile) {
     f32x16 sums[ROWS][BLOCKS] = {};
@@ -122,15 +105,15 @@ void compute(const Sizes& sizes, const Tile& tile) {
 #pragma GCC unroll 2
             for (int block = 0; block < BLOCKS; block += 2) {
                 const int64_t first = block / 2 * LANES;
-                store_columns(out + first, silu(sums[row][block]) * sums[row][block + 1], tile.columns - first);
+                store_some(out + first, silu(sums[row][block]) * sums[row][block + 1], tile.columns - first);
             }
         } else {
 #pragma GCC unroll 4
             for (int block = 0; block < BLOCKS; block++) {
                 const int64_t first = block * LANES;
                 f32x16 sum = sums[row][block];
-                if (tile.bias != nullptr) sum += load_columns(tile.bias + first, tile.columns - first);
-                store_columns(out + first, sum, tile.columns - first);
+                if (tile.bias != nullptr) sum += load_some(tile.bias + first, tile.columns - first);
+                store_some(out + first, sum, tile.columns - first);
             }
         }
     }

@@ -4,10 +4,10 @@
 // nothing spins when there is no work, and so that a thread that another process has driven off its processor can go
 // on where the sleeper was.
 #include "parallel.h"
+#include "spin.h"
 
 #include <atomic>
 #include <climits>
-#include <ctime>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -22,20 +22,6 @@ namespace {
 
 constexpr int64_t SPIN_NS = 100'000;       // for the next loop: longer than what lies between two of a step
 constexpr int64_t STRAGGLER_NS = 20'000;   // for the last piece of a loop: its thread may have lost its processor
-
-int64_t now_ns() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
-
-inline void pause_briefly() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // A number that threads wait for to change. Whoever changes it makes a system call only where somebody sleeps.
 class Signal {

@@ -58,25 +58,22 @@ class Row {
         padded_ = (size + LANES - 1) / LANES * LANES;
         if (static_cast<int64_t>(values_.size()) < padded_) values_.resize(padded_);
         const int64_t whole = size / LANES * LANES;
-        i32x16 unordered = {};
-        for (int64_t id = 0; id < whole; id += LANES) {
-            const f32x16 x = load(from + id);
-            unordered |= x != x;
-            store(&values_[id], x);
-        }
-        for (int64_t id = whole; id < padded_; id++) {
-            values_[id] = id < size ? to_float(from[id]) : NO_LIMIT.value;
-            unordered[0] |= -(values_[id] != values_[id]);
-        }
+        for (int64_t id = 0; id < whole; id += LANES) store(&values_[id], load(from + id));
+        for (int64_t id = whole; id < padded_; id++) values_[id] = id < size ? to_float(from[id]) : NO_LIMIT.value;
         find_best();
-        finite = bits_of(unordered) == 0 && std::isfinite(best.value);
     }
 
-    // After values were changed.
+    // After values were changed, which may have made them no numbers.
     void find_best() {
         f32x16 most = at(0);
-        for (int64_t id = LANES; id < padded_; id += LANES) most = maximum(most, at(id));
+        i32x16 unordered = most != most;
+        for (int64_t id = LANES; id < padded_; id += LANES) {
+            const f32x16 x = at(id);
+            most = maximum(most, x);
+            unordered |= x != x;
+        }
         best = {largest(most), 0};
+        finite = bits_of(unordered) == 0 && std::isfinite(best.value);
         for (int64_t id = 0; id < padded_; id += LANES) {
             if (const uint32_t found = bits_of(at(id) == best.value)) {
                 best.id = static_cast<int32_t>(id) + __builtin_ctz(found);

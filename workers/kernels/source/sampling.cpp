@@ -21,7 +21,7 @@ struct Parameters {
 
     bool penalize() const { return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0; }
 };
-static_assert(sizeof(Parameters) == 48);
+static_assert(sizeof(Parameters) == 4 * 8 + 4 * 4);
 
 // What is added to logits: logit_bias, and -inf for tokens that are forbidden.
 struct Additions {
@@ -174,7 +174,7 @@ void sample(const T* logits, int64_t stride, int64_t rows, int64_t vocab_size, c
             }
             if (changed) row.find_best();
             token_ids[at] = row.best.id;
-            if (parameters.temperature > 0 && row.finite && std::isfinite(row.best.value)) {
+            if (parameters.temperature > 0 && row.finite) {
                 row.scale(parameters.temperature);
                 const uint64_t key = mix(mix(parameters.seed + GAMMA) + output_positions[at] * GAMMA);
                 token_ids[at] = draw(row, key, parameters, vocab_size);
@@ -184,6 +184,9 @@ void sample(const T* logits, int64_t stride, int64_t rows, int64_t vocab_size, c
 }
 
 }  // namespace
+
+// For Python, which lays them out as well.
+extern "C" int parameters_bytes() { return sizeof(Parameters); }
 
 // logits [rows, stride], of which vocab_size are a row's; table, tokens [slots, tokens_stride]; slots, context_lens and
 // output_positions [rows] -> token_ids and finite [rows].

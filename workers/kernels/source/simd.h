@@ -1,6 +1,7 @@
 // Sixteen floats at a time, in the compiler's own vector types: whatever the processor has, they are lowered to it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -67,6 +68,27 @@ inline bf16 to_bf16(float x) {
 inline void store_one(float* to, float value) { *to = value; }
 inline void store_one(bf16* to, float value) { *to = to_bf16(value); }
 
+// The first `count` lanes, where fewer than all are there, and zeros behind them. Nothing for a count below 1.
+template <class T>
+inline f32x16 load_some(const T* from, int64_t count) {
+    if (count >= LANES) return load(from);
+    T padded[LANES] = {};
+    std::copy_n(from, std::max<int64_t>(count, 0), padded);
+    return load(padded);
+}
+
+// Where there is no room for all lanes, the first `count`.
+template <class T>
+inline void store_some(T* to, f32x16 value, int64_t count) {
+    if (count >= LANES) {
+        store(to, value);
+        return;
+    }
+    T narrow[LANES];
+    store(narrow, value);
+    std::copy_n(narrow, std::max<int64_t>(count, 0), to);
+}
+
 inline float sum(f32x16 x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)x);
@@ -96,8 +118,9 @@ inline f32x16 maximum(f32x16 a, f32x16 b) {
 #endif
 }
 
-// e^x to about 2 units in the last place; 0 below -87, as for -inf. Argument reduction by powers of two and a
-// polynomial for 2^f with f in [-0.5, 0.5] (Taylor coefficients of exp in f * ln 2).
+// e^x to about 2 units in the last place; 0 below -87, as for -inf; e^88 above 88, as for inf. A NaN stays one.
+// Argument reduction by powers of two and a polynomial for 2^f with f in [-0.5, 0.5] (Taylor coefficients of exp in
+// f * ln 2).
 inline f32x16 exp(f32x16 x) {
     const f32x16 zero = {};
     const f32x16 low = zero - 87.0f, high = zero + 88.0f;
