@@ -68,7 +68,12 @@ class Worker:
         model_config = read_model_config(config.model_path)
         self._dtype = select_dtype(config.dtype, self._device, model_config.dtype)
         self._backend = select_backend(
-            config.attention_backend, self._device, self._dtype, model_config.head_dim, config.block_size
+            config.attention_backend,
+            self._device,
+            self._dtype,
+            model_config.head_dim,
+            config.block_size,
+            -(-model_config.num_query_heads // max(model_config.num_kv_heads, config.tensor_parallel_size)),
         )
         partition(  # refuses a group size that cannot split the model, before anybody waits for anybody
             self._rank,

@@ -75,6 +75,27 @@ def test_extreme_values_stay_what_they_are() -> None:
     assert out[[0, 2]].isfinite().all()
 
 
+def test_what_a_norm_would_misread_is_refused() -> None:
+    kernels = NativeKernels(torch.float32)
+    for weight in (torch.ones(2, 32), torch.ones(32, dtype=torch.float16), torch.ones(32, device="meta")):
+        with pytest.raises(ValueError, match="no norm has a weight of"):
+            kernels.add_norm(weight, 1e-5)
+    norm, rows = kernels.add_norm(torch.ones(32), 1e-5), torch.ones(3, 32)
+    for residual in (
+        torch.ones(3, 31),
+        torch.ones(32),
+        rows.bfloat16(),
+        torch.ones(32, 3).T,
+        torch.ones(3, 64)[:, ::2],
+    ):
+        with pytest.raises(ValueError, match=r"the residual is .* for a norm of torch.float32 \[32\]"):
+            norm(residual, None)
+    for delta in (torch.ones(2, 32), torch.ones(1, 32), rows.double(), torch.ones(32, 3).T):
+        with pytest.raises(ValueError, match=r"to a residual of torch.float32 \[3, 32\] .* cannot be added"):
+            norm(rows, delta)
+    assert rows.equal(torch.ones(3, 32))
+
+
 def test_a_dtype_without_kernels_is_refused() -> None:
     with pytest.raises(ValueError, match="float16"):
         NativeKernels(torch.float16)

@@ -1,10 +1,12 @@
 """Compiles the kernels in `source/` for this machine's processor. Knows neither torch nor Python's headers.
 
 The library lies in the user's cache, in a folder named by all that its code depends on: sources, compiler, flags
-and the processor that `-march=native` means. It is built in a temporary folder and renamed into place, so that
-any number of processes may build at once and none ever waits for another or loads half a file.
+and the processor that `-march=native` means. It is built in a temporary folder, written through to the disk and
+renamed into place, so that any number of processes may build at once and none ever waits for another or loads half
+a file. Whoever builds removes what was used longest ago.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -21,7 +23,12 @@ SOURCE = Path(__file__).parent / "source"
 LIBRARY = "kernels.so"
 BUILD_SECONDS = 300.0
 """Deadline of one compiler call; building takes some twenty seconds."""
+KEPT = 4
+"""Libraries that stay: other checkouts and compilers of this user have theirs here too."""
 _COMPILERS = ("g++", "clang++")
+_BUILDING = "building-"
+_END = b"\nthe end of the kernels\n"
+"""Behind what the compiler wrote, where no loader looks."""
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -35,15 +42,19 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "chunkserve" / "kernels"
 
 
-def ensure_built(cache_dir: Path | None = None) -> Path:
-    """The library for this machine, built now if it is not there. Raises BuildError."""
+def ensure_built(cache_dir: Path | None = None, anew: bool = False) -> Path:
+    """The library for this machine, built now if it is not there, or in any case. Raises BuildError."""
     compiler = _compiler()
     try:
         target = (cache_dir or default_cache_dir()) / _key(compiler)
-        if not (target / LIBRARY).is_file():
+        if anew or not _is_whole(target / LIBRARY):
             _build(compiler, target)
+            with contextlib.suppress(OSError):  # others remove too
+                _remove_unused(target.parent)
         for path in (target.parent, target, target / LIBRARY):
             _refuse_foreign(path)
+        with contextlib.suppress(OSError):  # it may be the system's
+            os.utime(target)  # used last
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         raise BuildError(f"no folder for the compiled kernels: {error}") from error
     return target / LIBRARY
@@ -82,22 +93,42 @@ def _build(compiler: str, target: Path) -> None:
     try:
         target.parent.parent.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
+        folder = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=target.parent))
     except OSError as error:
         raise BuildError(f"cannot write to {target.parent}: {error}") from error
     try:
         _run([compiler, *_FLAGS, "-shared", *map(str, _sources()), "-o", str(folder / LIBRARY)], "compile the kernels")
         (folder / LIBRARY).chmod(0o700)  # whatever the umask
-        try:
-            folder.rename(target)
-        except OSError:  # somebody else was first: theirs is the same
-            if not (target / LIBRARY).is_file():
-                raise
+        with (folder / LIBRARY).open("ab") as library:
+            library.write(_END)
+            library.flush()
+            os.fsync(library.fileno())
+        target.mkdir(mode=0o700, exist_ok=True)
+        (folder / LIBRARY).replace(target / LIBRARY)  # what others have built meanwhile is the same
     except OSError as error:
         raise BuildError(f"cannot put the kernels into {target}: {error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     logger.info("compiled the kernels in %.1f s", time.perf_counter() - started)
+
+
+def _is_whole(library: Path) -> bool:
+    """To load one that is cut off may kill the process."""
+    try:
+        with library.open("rb") as file:
+            return file.read().endswith(_END)
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(cache_dir: Path) -> None:
+    """All but the KEPT libraries used last, and what builds that were killed have left. What is loaded stays loaded."""
+    folders = [(path.stat().st_mtime, path) for path in cache_dir.iterdir() if path.is_dir()]
+    built = sorted(entry for entry in folders if not entry[1].name.startswith(_BUILDING))
+    abandoned = time.time() - 2 * BUILD_SECONDS
+    for used, path in folders:
+        if (used, path) in built[:-KEPT] or (path.name.startswith(_BUILDING) and used < abandoned):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _run(command: list[str], what: str) -> bytes:

@@ -18,6 +18,10 @@ FLOAT = ctypes.c_float
 SUFFIXES = {torch.float32: "_f32", torch.bfloat16: "_bf16"}
 """The dtypes there are kernels for, and what their names end in."""
 
+LONG_WORK = 1 << 29
+"""Multiplications of bfloat16 from which a call gives up the interpreter's lock: some five milliseconds on two cores,
+as long as a thread that has given it up may wait until it gets it back."""
+
 
 class Library:
     """The library of this process, built when it is missing."""
@@ -26,7 +30,12 @@ class Library:
         """Raises `workers.kernels.build.BuildError`, OSError when the library cannot be loaded."""
         path = str(ensure_built())
         # Most calls take microseconds and keep the interpreter's lock: giving it up may cost more than they do.
-        self._holding = ctypes.PyDLL(path)
+        try:
+            self._holding = ctypes.PyDLL(path)
+        except OSError as error:
+            logger.warning("compiling the kernels again, for they cannot be loaded: %s", error)
+            path = str(ensure_built(anew=True))
+            self._holding = ctypes.PyDLL(path)
         self._releasing = ctypes.CDLL(path)
 
     def set_num_threads(self, count: int) -> None:
@@ -37,7 +46,7 @@ class Library:
             logger.warning("the system allows the kernels %d threads of %d", found, count)
 
     def function(self, name: str, *arguments: type, releases_lock: bool = False) -> Callable[..., int]:
-        """A C function that returns an int or nothing. `releases_lock`: it may wait, and others should run."""
+        """A C function that returns an int or nothing. `releases_lock`: it waits, or takes long: others should run."""
         found = getattr(self._releasing if releases_lock else self._holding, name)
         found.argtypes = arguments
         found.restype = ctypes.c_int

@@ -7,12 +7,14 @@ summed in float32 over the inputs in their order, whatever the batch. Greedy tok
 import torch
 
 from workers.host_memory import HugePages
-from workers.kernels.library import POINTER, SIZE, library
+from workers.kernels.library import LONG_WORK, POINTER, SIZE, library
 
 _LANES = 16
 """Outputs of one block of packed weights, the last one padded with zeros."""
 _PAIR = 2
 """Inputs that are multiplied by one instruction; an odd number of them is padded with a zero."""
+_READING = 10
+"""Rows that are multiplied in the time in which the weights are read."""
 
 
 def supports(dtype: torch.dtype) -> bool:
@@ -33,7 +35,10 @@ class PackedLinear:
         # Bias that an owner changes later is not seen, as weights that he changes are not.
         self._bias = None if bias is None else bias.clone(memory_format=torch.contiguous_format)
         self._bias_address = None if self._bias is None else self._bias.data_ptr()
-        self._multiply = library().function("linear_bf16", POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE)
+        arguments = POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE
+        self._multiply = library().function("linear_bf16", *arguments)
+        self._multiply_long = library().function("linear_bf16", *arguments, releases_lock=True)
+        self._long_rows = _long_rows(weight.numel())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in], bfloat16, whose rows may lie apart -> [rows, out]."""
@@ -41,7 +46,8 @@ class PackedLinear:
         if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
             raise ValueError(_wrong_input(x, self.in_features))
         out = torch.empty((rows, self.out_features), dtype=torch.bfloat16)
-        self._multiply(
+        multiply = self._multiply if rows < self._long_rows else self._multiply_long
+        multiply(
             x.data_ptr(), x.stride(0), self._weights, self._bias_address, out.data_ptr(), rows, size, self.out_features
         )
         return out
@@ -57,7 +63,10 @@ class PackedGatedLinear:
             raise ValueError(f"gate is {list(gate.shape)} and up {list(up.shape)}")
         self._packed = _pack(gate, up)
         self._weights = self._packed.data_ptr()
-        self._multiply = library().function("gated_linear_bf16", POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, SIZE)
+        arguments = POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, SIZE
+        self._multiply = library().function("gated_linear_bf16", *arguments)
+        self._multiply_long = library().function("gated_linear_bf16", *arguments, releases_lock=True)
+        self._long_rows = _long_rows(gate.numel() + up.numel())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in], bfloat16, whose rows may lie apart -> [rows, out]."""
@@ -65,7 +74,8 @@ class PackedGatedLinear:
         if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
             raise ValueError(_wrong_input(x, self.in_features))
         out = torch.empty((rows, self.out_features), dtype=torch.bfloat16)
-        self._multiply(x.data_ptr(), x.stride(0), self._weights, out.data_ptr(), rows, size, self.out_features)
+        multiply = self._multiply if rows < self._long_rows else self._multiply_long
+        multiply(x.data_ptr(), x.stride(0), self._weights, out.data_ptr(), rows, size, self.out_features)
         return out
 
 
@@ -74,6 +84,12 @@ def _check(weight: torch.Tensor) -> tuple[int, int]:
     if weight.dim() != 2 or weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not weight.numel():
         raise ValueError(f"cannot pack a weight of {weight.dtype} {list(weight.shape)} on {weight.device}")
     return weight.shape[0], weight.shape[1]
+
+
+def _long_rows(weights: int) -> int:
+    """Rows from which a product with so many weights gives up the interpreter's lock."""
+    rows = -(-LONG_WORK // weights)
+    return rows if rows > _READING else 0
 
 
 def _wrong_input(x: torch.Tensor, in_features: int) -> str:

@@ -16,24 +16,40 @@ from workers.kernels.torch_kernels import TorchLinear
 class NativeAddNorm:
     """As `Kernels.add_norm`."""
 
-    def __init__(self, weight: torch.Tensor, eps: float, function: Callable[..., int]) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        """weight [size] on the CPU. Raises ValueError for anything else, and for a dtype without kernels."""
+        if weight.dim() != 1 or weight.dtype not in SUFFIXES or weight.device.type != "cpu":
+            raise ValueError(f"no norm has a weight of {weight.dtype} {list(weight.shape)} on {weight.device}")
         self.weight = weight.contiguous()
+        self._address = self.weight.data_ptr()
+        self._dtype = weight.dtype
         self._size = weight.shape[0]
         self._eps = eps
-        self._function = function
+        self._function = library().function(
+            "add_rms_norm" + SUFFIXES[weight.dtype], POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT
+        )
 
     def __call__(self, residual: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Raises ValueError for a tensor that would be misread."""
+        shape = residual.shape
+        if len(shape) != 2 or shape[1] != self._size or self._misread(residual):
+            raise ValueError(f"the residual is {_described(residual)} for a norm of {self._dtype} [{self._size}]")
+        if delta is not None and (delta.shape != shape or self._misread(delta)):
+            raise ValueError(f"to a residual of {_described(residual)} cannot be added {_described(delta)}")
         out = torch.empty_like(residual)
         self._function(
             residual.data_ptr(),
             None if delta is None else delta.data_ptr(),
-            self.weight.data_ptr(),
+            self._address,
             out.data_ptr(),
-            residual.shape[0],
+            shape[0],
             self._size,
             self._eps,
         )
         return out
+
+    def _misread(self, rows: torch.Tensor) -> bool:
+        return rows.dtype is not self._dtype or not rows.is_contiguous()
 
 
 class NativeGatedLinear:
@@ -60,12 +76,8 @@ class NativeKernels:
         """Raises ValueError for a dtype without kernels, BuildError and OSError when there is no library."""
         if dtype not in SUFFIXES:
             raise ValueError(f"there are no native kernels for {dtype}")
-        suffix = SUFFIXES[dtype]
         self.has_products = supports(dtype)
-        self._add_norm = library().function(
-            "add_rms_norm" + suffix, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT
-        )
-        self._silu_and_mul = library().function("silu_and_mul" + suffix, POINTER, POINTER, SIZE, SIZE)
+        self._silu_and_mul = library().function("silu_and_mul" + SUFFIXES[dtype], POINTER, POINTER, SIZE, SIZE)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
         return PackedLinear(weight, bias) if self.has_products else TorchLinear(weight, bias)
@@ -76,4 +88,8 @@ class NativeKernels:
         return NativeGatedLinear(self.linear(weight, bias), self._silu_and_mul)
 
     def add_norm(self, weight: torch.Tensor, eps: float) -> AddNorm:
-        return NativeAddNorm(weight, eps, self._add_norm)
+        return NativeAddNorm(weight, eps)
+
+
+def _described(x: torch.Tensor) -> str:
+    return f"{x.dtype} {list(x.shape)} with strides {list(x.stride())}"
