@@ -17,6 +17,7 @@ class Stream:
     text: str = ""
     num_tokens: int = 0
     times: list[float] = field(default_factory=list)
+    """When it was sent, when each event with content came, and when it ended."""
     error: str | None = None
 
 
@@ -47,12 +48,13 @@ class Load:
             async with session.post(f"{self._url}/v1/completions", json=body) as response:
                 if response.status != 200:
                     stream.error = f"HTTP {response.status}: {(await response.text())[:200]}"
-                    return stream
-                async for line in response.content:
-                    if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
-                        _take(json.loads(line[5:]), stream)
+                else:
+                    async for line in response.content:
+                        if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
+                            _take(json.loads(line[5:]), stream)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             stream.error = f"{type(error).__name__}: {error}"[:200]
+        stream.times.append(time.perf_counter())
         if stream.error is None and not stream.num_tokens:
             stream.error = "the stream ended without its usage"
         return stream

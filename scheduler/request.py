@@ -112,8 +112,12 @@ class Request:
         cache_salt: str | None = None,
         has_grammar: bool = False,
         output_token_ids: Sequence[int] = (),
+        resubmitted: bool = False,
     ) -> None:
-        """`output_token_ids`: generated and delivered before, elsewhere. They count as output."""
+        """`output_token_ids`: generated and delivered before, elsewhere. They count as output.
+
+        `resubmitted`: it was taken elsewhere and lost there, if only before its first token.
+        """
         self.request_id = request_id
         self.sampling_params = sampling_params
         self.arrival_time = arrival_time  # seconds, by any one clock
@@ -133,7 +137,7 @@ class Request:
         self.all_token_ids = TokenView(self._all_token_ids)
         self.num_tokens = self.num_prompt_tokens  # known tokens, prompt and output: asked several times a step
         self.append_output_token_ids(output_token_ids)
-        self.was_resubmitted = bool(output_token_ids)  # goes ahead of new ones
+        self.was_resubmitted = resubmitted or bool(output_token_ids)  # goes ahead of new ones
 
         self.status = RequestStatus.WAITING_FOR_FSM if has_grammar else RequestStatus.WAITING
         self.num_computed_tokens = 0  # tokens whose KV is computed once the plans in flight have run

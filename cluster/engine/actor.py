@@ -176,6 +176,7 @@ class EngineReplica:
                     lora_id=request.lora_id,
                     cache_salt=request.cache_salt,
                     output_token_ids=request.output_token_ids,
+                    resubmitted=request.resubmitted,
                 )
             )
         except QueueTooLong as error:

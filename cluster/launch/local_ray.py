@@ -1,7 +1,6 @@
 """A Ray of our own on this machine: started for one run, in one directory, and ended to the last process."""
 
 import contextlib
-import importlib
 import os
 import secrets
 import shutil
@@ -125,9 +124,6 @@ class LocalRay:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         import ray
 
-        # Loading what deploys the application takes about as long as Ray's processes take to start.
-        loading = threading.Thread(target=importlib.import_module, args=("cluster.launch.service",), daemon=True)
-        loading.start()
         try:
             ray.init(
                 address="local",
@@ -140,7 +136,6 @@ class LocalRay:
             )
         except Exception as error:  # Ray raises bare Exceptions too
             raise EngineError(f"Ray does not start: {error}; its logs are in {self.directory}") from error
-        loading.join()
         children = psutil.Process().children()
         self._pillars = [child for child in children if child.name() in ("raylet", "gcs_server")]
 

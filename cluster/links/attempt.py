@@ -77,8 +77,10 @@ class Attempt:
             async with asyncio.timeout(self._token_seconds):
                 await self._channel.wait_complete()
         except TimeoutError:
+            # An error is the last word on a request: another engine would come to the same.
+            kind = EngineError if summary.finish_reason == "error" else EngineLost
             self._channel.fail(
-                EngineLost(
+                kind(
                     f"of {summary.num_tokens} tokens {self._channel.num_tokens} came within {self._token_seconds:g} s"
                     f" of the request's end ({summary.finish_reason})"
                 )

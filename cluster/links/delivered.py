@@ -27,8 +27,8 @@ class Delivered:
         self._token_ids += output.new_token_ids
         return output
 
-    def next_request(self) -> GenerateRequest:
-        """The rest of it, under an id that no engine has seen."""
+    def next_request(self, *, was_admitted: bool) -> GenerateRequest:
+        """The rest of it, under an id that no engine has seen. `was_admitted`: an engine had taken it."""
         sampling = self._request.sampling_params
         if self._token_ids:  # The prompt's log-probabilities came before the first token.
             sampling = replace(sampling, num_prompt_logprobs=None)
@@ -36,6 +36,7 @@ class Delivered:
             self._request,
             request_id=uuid.uuid4().hex,
             sampling_params=sampling,
+            resubmitted=was_admitted,
             output_token_ids=list(self._token_ids),
         )
 

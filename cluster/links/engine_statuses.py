@@ -29,4 +29,5 @@ async def ask_statuses(handle: Any, seconds: float) -> list[EngineStatus]:
     done, hanging = await asyncio.wait(answers, timeout=seconds)
     for answer in hanging:
         answer.cancel()
-    return [each.result() for each in done if each.exception() is None] + [_HANGS] * len(hanging)
+    told = [each.result() for each in done if not each.cancelled() and each.exception() is None]
+    return told + [_HANGS] * len(hanging)

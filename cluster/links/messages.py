@@ -32,6 +32,8 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     lora_id: str | None = None
+    resubmitted: bool = False
+    """An engine had taken it and was lost: it goes before new requests, and a full queue does not turn it away."""
     output_token_ids: list[int] = field(default_factory=list)
     """Delivered already, by an engine that has lost the request: this one goes on after them, and reports only new
     tokens. Empty for a new request.

@@ -28,6 +28,8 @@ class ClientDeadlines:
     """How long a front end waits for what, in seconds."""
 
     limits: float = 10.0
+    limits_age: float = 5.0
+    """Limits that are older are asked for again."""
     admission: float = 60.0
     """From a new request to an engine's answer, attempts and the queue of Serve's router included."""
     failover: float = 120.0
@@ -142,12 +144,12 @@ class ServeRequestStream:
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
         except TimeoutError:
-            return False
-        return True
+            pass  # It may have ended in the same turn.
+        return self._ended.is_set()
 
     def _send_again(self) -> None:
         self._attempt.abandon()
-        self._attempt = self._send(self._delivered.next_request())
+        self._attempt = self._send(self._delivered.next_request(was_admitted=self._was_admitted))
 
     def _send(self, request: GenerateRequest) -> Attempt:
         return Attempt(request, self._handle, self._receiver, self._deadlines.tokens)

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from link_peers import until
 from ray.exceptions import ActorDiedError
 
 from cluster.links.messages import GenerateRequest, GenerateSummary
 from cluster.links.token_sender import TokenSender
 from scheduler.plan import PromptLogprobs, RequestOutput, TokenLogprobs
 
-Kind = Literal["run", "die", "lost", "abort", "silent", "cut", "unavailable", "deaf", "busy"]
+Kind = Literal["run", "die", "lost", "abort", "silent", "cut", "condemned", "unavailable", "deaf", "busy"]
 """How an attempt ends: `die` with the process, `lost` and `abort` in order, `silent` suspended, `cut` with a call that
-resolves and a link that never brings the tokens; and before its admission `unavailable` at once, `deaf` never answered,
-`busy` refused for a queue.
+resolves and a link that never brings the tokens, `condemned` so and with an error; and before its admission
+`unavailable` at once, `deaf` never answered, `busy` refused for a queue.
 """
 BEFORE_ADMISSION = ("unavailable", "deaf", "busy")
 
@@ -105,6 +106,8 @@ class FailingEngines:
             sender.refuse(request.request_id, "the queue is too long", None, 3.0)
             return
         sender.admit(request.request_id)
+        if fate.tokens % 2:  # then the link is there before the first token is
+            await until(lambda: any(frontend._resumed for frontend in sender._frontends.values()))
         sampling, first = request.sampling_params, len(request.output_token_ids)
         if sampling.num_prompt_logprobs is not None:
             for position in range(1, len(request.prompt_token_ids)):
@@ -128,6 +131,8 @@ class FailingEngines:
                 call.future.set_exception(ActorDiedError())
             elif fate.kind == "cut":
                 call.resolve(GenerateSummary("length", sampling.max_tokens - first))
+            elif fate.kind == "condemned":
+                call.resolve(GenerateSummary("error", fate.tokens))
 
     def _say(
         self,

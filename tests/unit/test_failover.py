@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from failing_engines import FailingEngines, Fate, logprobs_of, token_at, undisturbed
+from failing_engines import BEFORE_ADMISSION, FailingEngines, Fate, logprobs_of, token_at, undisturbed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from link_peers import DEADLINE, HOST, until
@@ -80,6 +80,9 @@ async def test_one_death(fate: Fate) -> None:
     assert second.arrival_time == first.arrival_time
     assert second.sampling_params == first.sampling_params
     assert second.output_token_ids == undisturbed(8)[: len(second.output_token_ids)]
+    assert not first.resubmitted
+    if fate.tokens or fate.kind in BEFORE_ADMISSION:  # else the admission may be lost with the engine
+        assert second.resubmitted == (fate.kind not in BEFORE_ADMISSION)
 
 
 @settings(max_examples=40, deadline=None)
@@ -195,6 +198,14 @@ async def test_a_request_that_ends_engine_after_engine_fails_in_the_end() -> Non
         with pytest.raises(EngineError, match="engines lost the request"):
             await read(await client.open(PROMPT, SamplingParams(max_tokens=8)))
         assert len(engines.requests) < 20
+
+
+async def test_an_error_that_is_final_is_not_tried_elsewhere() -> None:
+    engines = FailingEngines([Fate("condemned", 3)])
+    async with client_of(engines) as (client, _):
+        with pytest.raises(EngineError, match="error"):
+            await read(await client.open(PROMPT, SamplingParams(max_tokens=8)))
+    assert len(engines.requests) == 1
 
 
 async def test_a_queue_refuses_what_is_new_and_not_what_was_accepted() -> None:

@@ -34,7 +34,7 @@ def test_the_resubmitted_wait_behind_the_preempted_and_before_the_new() -> None:
     rig.plan()
     rig.add("new", 5, arrival_time=1.0)
     rig.add("late", 5, arrival_time=3.0, output_token_ids=[7])
-    rig.add("early", 5, arrival_time=2.0, output_token_ids=[7])
+    rig.add("early", 5, arrival_time=2.0, resubmitted=True)
     rig.add("as early", 5, arrival_time=2.0, output_token_ids=[7])
     rig.scheduler.end_epoch()
     rig.add("earliest", 5, arrival_time=0.0, output_token_ids=[7])
