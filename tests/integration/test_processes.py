@@ -1,6 +1,9 @@
 """However the launcher ends, nothing of its run is left: no process, no port, and after a clean end no directory."""
 
+import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from served_model import write_served_model
@@ -82,6 +86,58 @@ def test_a_signal_when_ready(start: Start, number: int, whole_group: bool) -> No
         service.process.send_signal(number)
     assert service.wait() == 0, service.output
     service.wait_line("stopped")
+    assert "Traceback" not in service.output
+    assert_nothing_left(service, directory)
+    assert not directory.exists()
+
+
+DRAIN_SECONDS = 2
+WRITE_SECONDS = 10.0
+"""What the ends of the last streams may take when their time is over; it is seconds less on an idle machine."""
+
+
+async def test_sigterm_under_load_ends_every_stream_within_the_drain_time(start: Start) -> None:
+    service = start(f"server.drain_seconds={DRAIN_SECONDS}", "model.name=tiny", "cache.memory_gb=0.25")
+    service.wait_ready()
+    directory = service.run_directory
+    all_begun, num_begun, lengths = asyncio.Event(), 0, [4000, 600] * 6
+
+    async def read(client: httpx.AsyncClient, max_tokens: int) -> tuple[str, float]:
+        """Its end, and when that came."""
+        nonlocal num_begun
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        events = []
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                events.append(line.removeprefix("data: "))
+                if len(events) == 1:
+                    num_begun += 1
+                    if num_begun == len(lengths):
+                        all_begun.set()
+        if events[-1] == "[DONE]":
+            return json.loads(events[-2])["choices"][0]["finish_reason"], time.monotonic()
+        return json.loads(events[-1])["error"]["type"], time.monotonic()
+
+    async with httpx.AsyncClient(base_url=service.base_url, timeout=60, trust_env=False) as client:
+        reading = [asyncio.ensure_future(read(client, max_tokens)) for max_tokens in lengths]
+        await asyncio.wait_for(all_begun.wait(), 60)
+        service.process.terminate()
+        told_at = time.monotonic()
+        ends = await asyncio.wait_for(asyncio.gather(*reading), 60)
+
+    assert max(at for _, at in ends) - told_at < DRAIN_SECONDS + WRITE_SECONDS
+    reasons = [reason for reason, _ in ends]
+    assert set(reasons) == {"length", "server_error"}
+    assert reasons.count("server_error") <= lengths.count(4000)
+    assert await asyncio.to_thread(service.wait) == 0, service.output
+    told = re.search(r"drained: (\d+) open requests ended by themselves, (\d+) with an error", service.output)
+    assert told is not None, service.output
+    assert int(told[1]) <= reasons.count("length")
+    assert int(told[2]) == reasons.count("server_error")
+    assert "unread" not in service.output
     assert "Traceback" not in service.output
     assert_nothing_left(service, directory)
     assert not directory.exists()
