@@ -45,7 +45,7 @@ class PackedLinear:
         rows, size = x.shape
         if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
             raise ValueError(_wrong_input(x, self.in_features))
-        out = torch.empty((rows, self.out_features), dtype=torch.bfloat16)
+        out = x.new_empty((rows, self.out_features))
         multiply = self._multiply if rows < self._long_rows else self._multiply_long
         multiply(
             x.data_ptr(), x.stride(0), self._weights, self._bias_address, out.data_ptr(), rows, size, self.out_features
@@ -73,7 +73,7 @@ class PackedGatedLinear:
         rows, size = x.shape
         if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
             raise ValueError(_wrong_input(x, self.in_features))
-        out = torch.empty((rows, self.out_features), dtype=torch.bfloat16)
+        out = x.new_empty((rows, self.out_features))
         multiply = self._multiply if rows < self._long_rows else self._multiply_long
         multiply(x.data_ptr(), x.stride(0), self._weights, out.data_ptr(), rows, size, self.out_features)
         return out
