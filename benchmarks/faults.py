@@ -15,6 +15,7 @@ python -m benchmarks faults stop-worker --count 5 --every 20 --seed 3
 | cut-link      | every link on which steps are executed is shut down (needs the right to trace)     |
 | garbage       | random bytes to every port that an engine or a front end listens on                |
 | full-disk     | files of the service's Python processes cannot grow: its logs                      |
+| redeploy      | the application is deployed again, with another token budget: its engines are new  |
 
 Which process is hit, and garbage's bytes, come from the seed. Knows nothing of what should happen then.
 """
@@ -25,10 +26,12 @@ import os
 import random
 import resource
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
@@ -37,6 +40,7 @@ WORKER = "ray::WorkerActor"
 Link = tuple[tuple[str, int], tuple[str, int]]
 """Own host and port, the peer's host and port."""
 SLOW_SECONDS = 5.0
+DEPLOY_SECONDS = 240.0
 _PIDFD_GETFD = 438  # Linux 5.6, all architectures
 
 
@@ -68,6 +72,21 @@ class ServiceProcesses:
         if not far:
             raise FaultError("the service has no node but the head")
         return far
+
+    def head_raylet(self) -> psutil.Process:
+        """Raises FaultError when there is none."""
+        for process in self._all():
+            if _title(process).endswith("/raylet") and "--head" in process.cmdline():
+                return process
+        raise FaultError("no Ray runs")
+
+    def launcher(self) -> psutil.Process:
+        """Raises FaultError when there is none."""
+        for process in self._all():
+            with suppress(psutil.Error):
+                if process.cmdline()[1:4] == ["-m", "cluster", "serve"]:
+                    return process
+        raise FaultError("no `python -m cluster serve` runs")
 
     def ranks(self) -> list[psutil.Process]:
         """Workers that serve an engine; a spare that waits for its turn has no link. Raises FaultError for none."""
@@ -205,12 +224,30 @@ def full_disk(processes: ServiceProcesses, rng: random.Random) -> str:
     return f"files of {len(victims)} processes cannot grow"
 
 
+def redeploy(processes: ServiceProcesses, rng: random.Random) -> str:
+    """Returns when the new engines serve. Raises FaultError with the end of what the deployment said."""
+    raylet, word = processes.head_raylet(), f"scheduler.max_num_batched_tokens={rng.randrange(200, 500)}"
+    (address,) = (each.partition("=")[2] for each in raylet.cmdline() if each.startswith("--gcs-address="))
+    began = time.monotonic()
+    try:
+        deployed = subprocess.run(
+            [sys.executable, "-m", "benchmarks.redeploy", str(processes.launcher().pid), address, word],
+            env=raylet.environ(), cwd=Path(__file__).resolve().parent.parent, timeout=DEPLOY_SECONDS,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise FaultError(f"the application was not deployed again within {DEPLOY_SECONDS:g} s") from None
+    if deployed.returncode:
+        raise FaultError(f"the application was not deployed again: {deployed.stdout[-800:]}")
+    return f"deployed with {word} in {time.monotonic() - began:.1f} s"
+
+
 Fault = Callable[[ServiceProcesses, random.Random], str]
 FAULTS: dict[str, Fault] = {
     function.__name__.replace("_", "-"): function
     for function in (
         kill_worker, stop_worker, slow_worker, starve_worker, kill_engine, stop_engine, kill_node, cut_link, garbage,
-        full_disk,
+        full_disk, redeploy,
     )
 }  # fmt: skip
 

@@ -68,6 +68,8 @@ SCENES = {
     "kill-engine": Scene("kill-engine", (), 1, 12.0),
     "kill-engine-of-two": Scene("kill-engine", _TWO, 2, 1.0),
     "stop-engine-of-two": Scene("stop-engine", _TWO, 2, 15.0),
+    "redeploy": Scene("redeploy", (), 1, 12.0),
+    "redeploy-of-two": Scene("redeploy", _TWO, 2, 1.0),
     "kill-node": Scene("kill-node", _TWO, 2, 12.0, nodes=True),
 }
 

@@ -1,5 +1,7 @@
 """The Serve application: engines with their ranks, and front ends before them."""
 
+import hashlib
+from importlib.metadata import version
 from typing import Any
 
 from ray import serve
@@ -19,30 +21,45 @@ ENGINE = "engine"
 MAX_ONGOING_REQUESTS = 4096
 """Above what engines admit, so that queueing, priorities and refusals are the scheduler's and not Serve's."""
 STOP_SECONDS = 15.0
-"""What a replica may take to stop beyond the time its requests get."""
+"""What a front end may take to stop beyond the time its requests get."""
+HAND_OVER_SECONDS = 5.0
+"""What an engine's requests get when it is to stop; then they go on at another one. It takes no new ones meanwhile, and
+when it is the only one, those wait until its successor has started.
+"""
 
 
 def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSettings, strategy: str) -> Any:
-    """The application to deploy. `strategy` places an engine's bundles: STRICT_PACK on one node, or PACK."""
-    stop_seconds = settings.server.drain_seconds + STOP_SECONDS
-    engines = serve.deployment(
+    """The application to deploy. `strategy` places an engine's bundles: STRICT_PACK on one node, or PACK.
+
+    Deployed over one that runs, it replaces what was built from other settings, and nothing else: front ends, and the
+    connections through them, outlive a change of the engine.
+    """
+    engines = _versioned(
         EngineReplica,
+        engine,
         name=ENGINE,
         ray_actor_options={"num_cpus": engine.engine_cpus},
         placement_group_bundles=engine.placement_bundles(),
         placement_group_strategy=strategy,
-        graceful_shutdown_timeout_s=stop_seconds,
+        graceful_shutdown_timeout_s=HAND_OVER_SECONDS,
         **_common(),
         **_replicas(settings.parallel.num_replicas, engine.worker.max_num_seqs),
     ).bind(engine)
-    return serve.deployment(
+    return _versioned(
         Frontend,
+        frontend,
         name=FRONTEND,
         ray_actor_options={"num_cpus": FRONTEND_CPUS},
         num_replicas=settings.server.num_frontends,
-        graceful_shutdown_timeout_s=stop_seconds,
+        graceful_shutdown_timeout_s=settings.server.drain_seconds + STOP_SECONDS,
         **_common(),
     ).bind(frontend, engines)
+
+
+def _versioned(replica: type, settings: object, **options: Any) -> Any:
+    """A deployment whose replicas stay when it is deployed again with equal settings: Serve would replace them all."""
+    built_from = hashlib.sha256(f"{version('chunkserve')} {settings!r}".encode()).hexdigest()
+    return serve.deployment(replica, **options).options(version=built_from, _internal=True)
 
 
 def _common() -> dict[str, Any]:

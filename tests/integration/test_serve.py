@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -9,13 +11,19 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from api_fakes import VOCAB
 from served_model import MAX_MODEL_LEN, write_served_model
 from service_process import ServiceProcess
+
+from benchmarks.faults import ENGINE, FAULTS, ServiceProcesses
+from benchmarks.loadgen import new_session
+from benchmarks.stream_load import Load, Stream
 
 MODEL = "tiny"
 BLOCK_SIZE = 16
 MESSAGES = [{"role": "user", "content": "hello"}]
 QUIET_SECONDS = 20.0
+REPAIR_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +86,13 @@ def wait_quiet(http: httpx.Client) -> None:
     deadline = time.monotonic() + QUIET_SECONDS
     while any((last := gauges(http)).values()):
         assert time.monotonic() < deadline, f"after {QUIET_SECONDS:g} s: {last}"
+        time.sleep(0.2)
+
+
+def wait_healthy(http: httpx.Client) -> None:
+    deadline = time.monotonic() + REPAIR_SECONDS
+    while http.get("/health").status_code != 200:
+        assert time.monotonic() < deadline, f"not healthy within {REPAIR_SECONDS:g} s"
         time.sleep(0.2)
 
 
@@ -228,6 +243,32 @@ def test_clients_that_leave_free_their_blocks_without_further_traffic(
     asyncio.run(leave_all())
     wait_quiet(http)
     assert settled(http, "request_aborts") == aborts + 8
+
+
+@pytest.mark.parametrize("fault", ["kill-engine", "redeploy"])
+async def test_an_engine_that_is_killed_or_replaced_changes_no_text(
+    http: httpx.Client, service: ServiceProcess, fault: str
+) -> None:
+    """Half of the streams are greedy, half sampled with a seed."""
+    processes = ServiceProcesses(os.getpid())
+    load = Load(service.base_url, MODEL, num_streams=6, max_tokens=2000, vocab=VOCAB)
+    async with new_session() as session:
+        began = time.monotonic()
+        calm = await load.run(session)
+        seconds = time.monotonic() - began
+        running = asyncio.ensure_future(load.run(session))
+        await asyncio.sleep(0.3 * seconds)
+        engines = processes.named(ENGINE)
+        await asyncio.to_thread(FAULTS[fault], processes, random.Random(0))
+        streams = await running
+    assert [stream.error for stream in streams] == [None] * 6
+
+    def told(stream: Stream) -> tuple[str, int]:
+        return stream.text, stream.num_tokens
+
+    assert list(map(told, streams)) == list(map(told, calm))
+    await asyncio.to_thread(wait_healthy, http)
+    assert not set(engines) & set(processes.named(ENGINE))
 
 
 def test_sigterm_refuses_new_requests_and_ends_open_streams(http: httpx.Client, service: ServiceProcess) -> None:

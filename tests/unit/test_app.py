@@ -1,0 +1,37 @@
+"""What deploying the application again replaces."""
+
+from typing import Any
+
+import pytest
+
+from cluster.launch.app import build_app
+from cluster.settings.source import resolve
+from cluster.settings.tree import Device, engine_settings, frontend_settings
+
+
+def versions(*words: str) -> dict[str, str]:
+    """By deployment, of the application that these settings make."""
+    device = Device()
+    settings = resolve(device, None, list(words)).settings
+    app: Any = build_app(
+        settings, engine_settings(settings, "/model", device), frontend_settings(settings, "/model"), "PACK"
+    )
+    engine = app._bound_deployment.init_args[1]._bound_deployment
+    return {each.name: each.version for each in (app._bound_deployment, engine)}
+
+
+@pytest.mark.parametrize(
+    ("word", "replaced"),
+    [
+        ("scheduler.max_num_batched_tokens=300", {"engine"}),
+        ("server.max_body_mb=3", {"frontend"}),
+        ("model.name=other", {"engine", "frontend"}),
+        ("server.drain_seconds=3", set()),
+        ("server.num_frontends=2", set()),
+        ("parallel.num_replicas=2", set()),
+    ],
+)
+def test_only_what_is_built_from_other_settings_is_replaced(word: str, replaced: set[str]) -> None:
+    before, after = versions(), versions(word)
+    assert {name for name in before if before[name] != after[name]} == replaced
+    assert versions() == before
