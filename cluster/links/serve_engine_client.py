@@ -5,6 +5,7 @@ drains. The call is also how a front end learns at once that an engine died.
 """
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -35,18 +36,36 @@ class ServeEngineClient:
         self._receiver = receiver
         self._deadlines = deadlines or ClientDeadlines()
         self._limits: ModelLimits | None = None
+        self._asked_at = 0.0
+        self._renewal: asyncio.Future[None] | None = None
 
     async def limits(self) -> ModelLimits:
-        """Raises EngineError while no engine is ready."""
+        """Raises EngineError while no engine has been ready yet.
+
+        Engines may be replaced by others with other limits: who asks learns it from the second question on, and never
+        waits for it.
+        """
         if self._limits is None:
-            try:
-                async with asyncio.timeout(self._deadlines.limits):
-                    self._limits = await self._handle.limits.remote()
-            except TimeoutError:
-                raise EngineError(f"no engine told its limits within {self._deadlines.limits:g} s") from None
-            except (RayError, RayServeException) as error:
-                raise EngineError(f"no engine is ready: {root_cause(error)}") from error
+            await self._ask_limits()
+        elif self._renewal is None and time.monotonic() - self._asked_at > self._deadlines.limits_age:
+            self._renewal = asyncio.ensure_future(self._renew_limits())
+        assert self._limits is not None
         return self._limits
+
+    async def _renew_limits(self) -> None:
+        with contextlib.suppress(EngineError):  # No engine is ready just now: its successor is asked later.
+            await self._ask_limits()
+        self._renewal = None
+
+    async def _ask_limits(self) -> None:
+        self._asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(self._deadlines.limits):
+                self._limits = await self._handle.limits.remote()
+        except TimeoutError:
+            raise EngineError(f"no engine told its limits within {self._deadlines.limits:g} s") from None
+        except (RayError, RayServeException) as error:
+            raise EngineError(f"no engine is ready: {root_cause(error)}") from error
 
     async def open(
         self,
