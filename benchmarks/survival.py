@@ -69,7 +69,7 @@ SCENES = {
     "kill-engine-of-two": Scene("kill-engine", _TWO, 2, 1.0),
     "stop-engine-of-two": Scene("stop-engine", _TWO, 2, 15.0),
     "redeploy": Scene("redeploy", (), 1, 12.0),
-    "redeploy-of-two": Scene("redeploy", _TWO, 2, 1.0),
+    "redeploy-of-two": Scene("redeploy", _TWO, 2, 5.0),
     "kill-node": Scene("kill-node", _TWO, 2, 12.0, nodes=True),
 }
 
