@@ -7,6 +7,7 @@ from scheduler.plan import StepLoad
 
 _FORGETTING = 0.998
 """Weight of a step against the next one: the model stands on about the last 500 steps."""
+_FORGOTTEN = 1e-200
 _SEED_SWEEPS = 500
 _ERROR_WEIGHT = 0.05
 _CLOCK = 1e-6
@@ -29,12 +30,7 @@ class LatencyModel:
         self._costs = [0.0] * 5  # seconds
         self._products = [[0.0] * 5 for _ in range(5)]  # of features, over all steps, forgetting
         self._targets = [0.0] * 5  # of features and seconds
-        self._error = 1.0
-
-    @property
-    def relative_error(self) -> float:
-        """Recent mean of |measured - predicted| over the larger of them: 0 to 1, where 1 is to know nothing."""
-        return self._error
+        self._error = 1.0  # recent mean
 
     def predict(self, load: StepLoad) -> float:
         """Seconds; 0 when nothing is known."""
@@ -56,19 +52,25 @@ class LatencyModel:
         if profile:
             self._error = sum(_error(seconds, self.predict(load)) for load, seconds in profile) / len(profile)
 
-    def observe(self, load: StepLoad, seconds: float) -> None:
-        """A step has taken `seconds`; none (0 or less) is no measurement."""
+    def observe(self, load: StepLoad, seconds: float) -> float | None:
+        """A step has taken `seconds`; none (0 or less) is no measurement.
+
+        Returns |measured - predicted| over the larger of them, 0 to 1, where anything was predicted.
+        """
         if seconds <= 0:
-            return
+            return None
         predicted = self.predict(load)
+        error = None
         if predicted > 0:
+            error = _error(seconds, predicted)
             tolerance = max(_LEAST_TOLERANCE, 4 * self._error)
-            self._error += _ERROR_WEIGHT * (_error(seconds, predicted) - self._error)
+            self._error += _ERROR_WEIGHT * (error - self._error)
             learnt = min(max(seconds, predicted * (1 - tolerance)), predicted * (1 + tolerance))
         else:
             predicted = learnt = seconds
         self._learn(_features(load), learnt, max(learnt, predicted))
         self._fit()
+        return error
 
     def _learn(self, features: tuple[float, ...], seconds: float, scale: float) -> None:
         for row, feature in enumerate(features):
@@ -83,8 +85,8 @@ class LatencyModel:
         costs = self._costs
         for row, products in enumerate(self._products):
             own = products[row]
-            if own <= 0:
-                continue  # never heard of
+            if own < _FORGOTTEN:
+                continue  # never heard of, or so long ago that the products have lost their digits
             rest = self._targets[row] + own * costs[row]
             for product, cost in zip(products, costs, strict=True):
                 rest -= product * cost

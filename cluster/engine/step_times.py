@@ -23,20 +23,17 @@ class StepTimes:
         self._model.seed(profile)
 
     def deadline(self, load: StepLoad) -> float:
-        """What a step may take: the floor and a multiple of what is predicted, at most what a first one gets.
+        """What a step may take: the floor and a multiple of what is predicted.
 
-        The first step of a shape (its tokens of each kind, to the power of two) may compile.
+        The first step of a shape (its tokens of each kind, to the power of two) may compile: it has its own floor.
         """
-        if _shape(load) not in self._seen:
-            return self._first_seconds
-        return min(self._first_seconds, self._floor_seconds + _MULTIPLE * self._model.predict(load))
+        seconds = self._floor_seconds + _MULTIPLE * self._model.predict(load)
+        return seconds if _shape(load) in self._seen else max(self._first_seconds, seconds)
 
     def observe(self, load: StepLoad, seconds: float) -> float | None:
-        """A step has ended. Returns by how much the prediction was off, as a share of its time, if there was one."""
-        predicted = self._model.predict(load)
+        """A step has ended. Returns by how much the prediction was off, 0 to 1, if there was one."""
         self._seen.add(_shape(load))
-        self._model.observe(load, seconds)
-        return abs(predicted - seconds) / seconds if predicted > 0 and seconds > 0 else None
+        return self._model.observe(load, seconds)
 
     def first_token_seconds(self, num_queued_tokens: int) -> float:
         """What a request that comes behind so many tokens waits for its first one, its own prompt aside."""
