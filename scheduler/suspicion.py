@@ -5,13 +5,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 _STRIKES = 3
-"""So many convict. One that was split off from others needs only one crash more, alone."""
+"""So many crashes alone convict one that was alone from the start."""
 
 
 @dataclass(slots=True)
 class _Suspect:
     position: int
-    strikes: int
+    num_alone: int = 0
+    """Crashes with nobody else in flight."""
+    was_split_off: bool = False
+    """It was suspected together with others, so one crash alone says enough."""
+    is_controlled: bool = False
+    """A step without it has finished since it became a suspect: the workers do run for others."""
+
+    @property
+    def has_struck(self) -> bool:
+        return self.num_alone >= (1 if self.was_split_off else _STRIKES)
 
 
 class Suspicion:
@@ -19,12 +28,17 @@ class Suspicion:
 
     A position is the token that a request was computing, counted with its prompt; a suspect is cleared
     once it has more tokens than that. Among n requests in flight one that always crashes at the same
-    position is convicted after 1 + ceil(log2(n)) crashes, and after 3 if it was alone from the start:
-    then a single death from outside must not fail it.
+    position is convicted after 1 + ceil(log2(n)) crashes, and after 3 where that is more: a single death
+    from outside must not fail one that was alone from the start.
+
+    Nobody is convicted for what may be the workers' own fault. One that was split off needs a step without
+    it as a control: until there is one, the others run before it. One that was alone may have nobody to run
+    before it; then any step that ever finished will do.
     """
 
     def __init__(self) -> None:
         self._groups: deque[dict[str, _Suspect]] = deque()  # the first is under test
+        self._has_finished_step = False
 
     @property
     def is_active(self) -> bool:
@@ -37,23 +51,37 @@ class Suspicion:
         A conviction explains the crashes: all others are cleared.
         """
         known = {request_id: suspect for group in self._groups for request_id, suspect in group.items()}
-        least = _STRIKES - 1 if len(in_flight) > 1 else 0
         suspects = {}
         for request_id, position in in_flight.items():
-            old = known.get(request_id, _Suspect(position, 0))
-            strikes = old.strikes + 1 if len(in_flight) == 1 else max(old.strikes, least)
-            suspects[request_id] = _Suspect(max(old.position, position), strikes)
+            suspect = suspects[request_id] = known.get(request_id, _Suspect(position))
+            suspect.position = max(suspect.position, position)
+            if len(in_flight) > 1:
+                suspect.was_split_off = True
+            else:
+                suspect.num_alone += 1
+                if suspect.has_struck and self._is_proven(suspect):
+                    self._groups.clear()
+                    return [request_id]
             self.forget(request_id)
-        convicted = [request_id for request_id, suspect in suspects.items() if suspect.strikes >= _STRIKES]
-        if convicted:
-            self._groups.clear()
-            return convicted
         ids = list(suspects)
         middle = (len(ids) + 1) // 2
-        for half in (ids[middle:], ids[:middle]):
-            if half:
-                self._groups.appendleft({request_id: suspects[request_id] for request_id in half})
+        halves = [{name: suspects[name] for name in half} for half in (ids[:middle], ids[middle:]) if half]
+        if all(suspect.is_controlled for suspect in suspects.values()):
+            self._groups.extendleft(reversed(halves))
+        else:
+            self._groups.extend(halves)
         return []
+
+    def _is_proven(self, suspect: _Suspect) -> bool:
+        return suspect.is_controlled or (self._has_finished_step and not suspect.was_split_off)
+
+    def finished(self, request_ids: Collection[str]) -> None:
+        """The workers have finished a step of these: a control of every suspect that is not among them."""
+        self._has_finished_step = True
+        for group in self._groups:
+            for request_id, suspect in group.items():
+                if request_id not in request_ids:
+                    suspect.is_controlled = True
 
     def progressed(self, request_id: str, num_tokens: int) -> None:
         """The request has this many tokens, prompt included: past its position it is cleared."""
@@ -71,10 +99,15 @@ class Suspicion:
     def held(self, open_ids: Collection[str]) -> set[str]:
         """Those of the open requests that must not run now: all but the group under test.
 
+        Where that group is one that lacks only a control, it is the suspects who wait, if anybody else is open.
         Suspects that are not open any more are forgotten, so that nobody waits for a group that is gone.
         """
         for request_id in [suspect for group in self._groups for suspect in group if suspect not in open_ids]:
             self.forget(request_id)
         if not self._groups:
             return set()
+        suspects = {request_id for group in self._groups for request_id in group}
+        lacks_control = all(suspect.has_struck and not self._is_proven(suspect) for suspect in self._groups[0].values())
+        if lacks_control and len(suspects) < len(open_ids):
+            return suspects
         return set(open_ids) - self._groups[0].keys()

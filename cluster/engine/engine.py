@@ -193,9 +193,18 @@ class Engine:
     # The loop
 
     async def _step(self, scheduler: Scheduler) -> None:
-        """Keep `overlap_depth` plans in flight; take the oldest result; say what it means."""
-        while len(self._in_flight) < self._depth and (plan := scheduler.schedule()) is not None:
-            self._send(plan, scheduler.load_of(plan))
+        """Keep `overlap_depth` plans in flight; take the oldest result; say what it means.
+
+        Nothing is planned for ranks that are lost, or requests would be suspected of what nobody computed.
+        """
+        try:
+            self._executor.check_health()
+        except ExecutorError:
+            if not self._in_flight:
+                raise
+        else:
+            while len(self._in_flight) < self._depth and (plan := scheduler.schedule()) is not None:
+                self._send(plan, scheduler.load_of(plan))
         if not self._in_flight:
             await self._sleep(scheduler)
             return
@@ -208,6 +217,7 @@ class Engine:
         if (error_ratio := self._step_times.observe(step.load, result.execute_seconds)) is not None:
             self._metrics.observe_prediction(error_ratio)
         outputs = scheduler.update_from_result(step.plan, result)
+        self._isolation.finished(step.plan.num_scheduled_tokens.keys())
         self._isolation.observe(outputs)
         self._emit(outputs)
         self._metrics.observe(step.plan, result, outputs, scheduler.stats(), step.sent_at, received_at)
@@ -256,7 +266,7 @@ class Engine:
         QueueTooLong, which is no judgment on the request, spares one that was served before and comes again.
         """
         scheduler = self._live_scheduler()
-        if self._max_queue_seconds is not None and not request.output_token_ids:
+        if self._max_queue_seconds is not None and not request.was_resubmitted:
             self._check_queue(scheduler, self._max_queue_seconds)
         try:
             scheduler.add_request(request)

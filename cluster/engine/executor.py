@@ -8,13 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from cluster.errors import ExecutorError
+from cluster.errors import ExecutorError, LossKind
 from scheduler.plan import StepLoad, StepPlan, StepResult
 from workers.config import ModelLimits, WorkerConfig
 
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS = 10.0
+
+
+class NoRoom(ExecutorError):
+    """The ranks cannot be placed, and were waited for: there is no use in trying again."""
 
 
 class Executor(Protocol):
@@ -26,7 +30,7 @@ class Executor(Protocol):
     async def restart(self) -> None:
         """End what is left of the ranks and start them anew, empty, with the limits that `start` returned.
 
-        Plans that are in flight fail. Raises ExecutorError with the cause; it may be tried again.
+        Plans that are in flight fail. Raises ExecutorError with the cause; unless it is NoRoom, it may be tried again.
         """
 
     def execute_step(self, plan: StepPlan, seconds: float) -> Awaitable[StepResult]:
@@ -67,12 +71,57 @@ def only_rank(config: WorkerConfig) -> RankWorker:
     return Worker(config)
 
 
-def _nothing() -> None:
-    """What there is to do for a worker that was never made."""
+class _Life:
+    """One worker and its thread, from start to failure or shutdown. What it still does after that concerns nobody."""
 
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank0")
+        self.worker: RankWorker | None = None
+        self.failure: ExecutorError | None = None
+        self.results: set[asyncio.Future[StepResult]] = set()
 
-def _one_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rank0")
+    def fail(self, cause: str, kind: LossKind = "step_failed") -> ExecutorError:
+        """Returns the failure; only the first counts."""
+        self.failure = self.failure or ExecutorError(cause, kind)
+        return self.failure
+
+    def run(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """On the thread, unless it has failed by then. What `work` raises is its failure."""
+        return asyncio.get_running_loop().run_in_executor(self.thread, self._guarded, work)
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return work()
+        except Exception as error:
+            raise self.fail(f"rank 0 failed: {type(error).__name__}: {error}") from error
+
+    def execute(self, plan: StepPlan) -> "asyncio.Future[StepResult]":
+        """Raises RuntimeError when there is no worker."""
+        if self.worker is None:
+            raise RuntimeError("it was given a plan before it had started")
+        result = self.run(partial(self.worker.execute_step, plan))
+        self.results.add(result)
+        result.add_done_callback(self.results.discard)
+        return result
+
+    async def end(self) -> None:
+        """Cancel plans that have not begun, wait for the step that runs. Raises ExecutorError if that takes long."""
+        self.fail("rank 0 was shut down")
+        for result in tuple(self.results):
+            result.cancel()
+        stopped = asyncio.get_running_loop().run_in_executor(self.thread, self._stop)
+        self.thread.shutdown(wait=False)
+        await asyncio.wait((stopped,), timeout=_SHUTDOWN_SECONDS)
+        if not stopped.done():
+            raise ExecutorError(f"rank 0 did not stop within {_SHUTDOWN_SECONDS:g} s")
+        stopped.result()
+
+    def _stop(self) -> None:
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.shutdown()
 
 
 class InProcessExecutor:
@@ -83,20 +132,19 @@ class InProcessExecutor:
 
     def __init__(self, make_worker: Callable[[], RankWorker]) -> None:
         self._make_worker = make_worker
-        self._thread = _one_thread()
-        self._worker: RankWorker | None = None
+        self._life = _Life()
         self._limits: ModelLimits | None = None
-        self._failure: ExecutorError | None = None
 
     async def start(self) -> ModelLimits:
         """Raises ExecutorError with the cause."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, self._start)
+        self._limits = await self._life.run(partial(self._start, self._life))
+        return self._limits
 
     async def restart(self) -> None:
         """Raises ExecutorError with the cause. A thread cannot be killed: one that hangs is left behind."""
         with contextlib.suppress(ExecutorError):
-            await self.shutdown()
-        self._thread, self._failure = _one_thread(), None
+            await self._life.end()
+        self._life = _Life()
         await self.start()
 
     def execute_step(self, plan: StepPlan, seconds: float) -> Awaitable[StepResult]:
@@ -104,53 +152,34 @@ class InProcessExecutor:
 
         A plan that waits for another's end has as much time again.
         """
-        if self._worker is None:
-            raise RuntimeError("it was given a plan before it had started")
-        execute = partial(self._worker.execute_step, plan)
-        result = asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, execute)
-        return self._within(result, plan.step_id, 2 * seconds)
+        return self._within(self._life, self._life.execute(plan), plan.step_id, 2 * seconds)
 
-    async def _within(self, result: Awaitable[StepResult], step_id: int, seconds: float) -> StepResult:
-        try:
-            return await asyncio.wait_for(result, seconds)
-        except TimeoutError:
-            self._failure = ExecutorError(
-                f"rank 0 gave no result of step {step_id} within {seconds:g} s", "worker_hung"
-            )
-            raise self._failure from None
+    async def _within(
+        self, life: _Life, result: "asyncio.Future[StepResult]", step_id: int, seconds: float
+    ) -> StepResult:
+        await asyncio.wait((result,), timeout=seconds)
+        if result.cancelled():
+            raise life.fail(f"step {step_id} was cancelled")
+        if not result.done():
+            result.cancel()
+            raise life.fail(f"rank 0 gave no result of step {step_id} within {seconds:g} s", "worker_hung")
+        return result.result()
 
     def check_health(self) -> None:
         """Raises ExecutorError if start-up or a step has failed."""
-        if self._failure is not None:
-            raise self._failure
+        if self._life.failure is not None:
+            raise self._life.failure
 
     async def shutdown(self) -> None:
         """Waits, for some seconds, for the step that runs; plans that have not begun fail."""
-        self._failure = self._failure or ExecutorError("rank 0 was shut down")
-        worker, self._worker = self._worker, None
-        stop = worker.shutdown if worker is not None else _nothing
-        stopped = asyncio.get_running_loop().run_in_executor(self._thread, stop)
-        self._thread.shutdown(wait=False)
-        try:
-            await asyncio.wait_for(stopped, _SHUTDOWN_SECONDS)
-        except TimeoutError:
-            raise ExecutorError(f"rank 0 did not stop within {_SHUTDOWN_SECONDS:g} s") from None
+        await self._life.end()
 
-    # On the worker's thread
-
-    def _guarded(self, work: Callable[[], T]) -> T:
-        self.check_health()
-        try:
-            return work()
-        except Exception as error:
-            self._failure = ExecutorError(f"rank 0 failed: {type(error).__name__}: {error}")
-            raise self._failure from error
-
-    def _start(self) -> ModelLimits:
-        worker = self._worker = self._make_worker()
+    def _start(self, life: _Life) -> ModelLimits:
+        """On the worker's thread."""
+        worker = life.worker = self._make_worker()
         worker.load()
         limits = self._limits or worker.measure()
         worker.allocate(limits)
         if self._limits is None:
-            self._limits = replace(limits, profile=tuple(worker.profile(limits)))
-        return self._limits
+            return replace(limits, profile=tuple(worker.profile(limits)))
+        return limits

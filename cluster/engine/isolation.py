@@ -1,6 +1,6 @@
 """Finds the request that kills the ranks: tells the suspicion what happens, and holds whom it says."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from scheduler.plan import RequestOutput
 from scheduler.scheduler import Scheduler
@@ -22,8 +22,12 @@ class Isolation:
         self.update()
         return convicted
 
+    def finished(self, request_ids: Collection[str]) -> None:
+        """The ranks have finished a step of these; `observe` its outputs next."""
+        self._suspicion.finished(request_ids)
+
     def observe(self, outputs: Iterable[RequestOutput]) -> None:
-        """A step has ended."""
+        """Requests have got on, or ended."""
         if not self._suspicion.is_active:
             return
         for output in outputs:

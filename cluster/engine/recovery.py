@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 
-from cluster.engine.executor import Executor
+from cluster.engine.executor import Executor, NoRoom
 from cluster.errors import ExecutorError
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ _PAUSE_SECONDS = 1.0
 async def recover(executor: Executor, loss: ExecutorError, seconds: float) -> float:
     """Restart the executor after `loss`. Returns the seconds it took.
 
-    Raises ExecutorError, with the last attempt's cause, after five attempts or `seconds`.
+    Raises ExecutorError, with the last attempt's cause, after five attempts or `seconds`, or when there is no room.
     """
     began = time.monotonic()
     last = loss
@@ -27,6 +27,8 @@ async def recover(executor: Executor, loss: ExecutorError, seconds: float) -> fl
                 try:
                     await executor.restart()
                     return time.monotonic() - began
+                except NoRoom as error:
+                    raise ExecutorError(f"the ranks have no room after {loss}: {error}", "startup") from error
                 except ExecutorError as error:
                     last = error
                     logger.warning("attempt %d of %d to restart the ranks failed: %s", attempt, _ATTEMPTS, error)

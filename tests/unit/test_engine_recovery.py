@@ -10,6 +10,7 @@ from test_engine import DEADLINE, Published, config, request, running, turns
 
 from cluster.engine import recovery
 from cluster.engine.engine import Engine, QueueTooLong
+from cluster.engine.executor import NoRoom
 from cluster.engine.settings import EngineDeadlines
 from cluster.errors import EngineError, ExecutorError
 from cluster.links.messages import EngineStatus
@@ -97,6 +98,37 @@ async def test_idle_engine_recovers_too() -> None:
         engine.add_request(request("a", [1, 2], 5))
         await published.last("a")
         assert published.token_ids("a") == continuation([1, 2], 5)
+
+
+async def test_nothing_is_planned_for_ranks_that_are_lost() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    async with running(executor, published, 2) as engine:
+        await turns()  # it is idle
+        executor.fail("rank 0 is gone")
+        engine.add_request(request("a", [1, 2], 5))
+        await until_state(engine, "recovering")
+        assert executor.plans == []
+        await until_state(engine, "ready")
+        async with asyncio.timeout(DEADLINE):
+            while engine.num_open_requests():
+                executor.release()
+                await asyncio.sleep(0)
+        assert published.token_ids("a") == continuation([1, 2], 5)
+
+
+async def test_recovery_ends_at_once_where_the_ranks_have_no_room() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.restart_errors = [NoRoom("rank 1 was not placed", "startup")] * 5
+    async with running(executor, published, 2) as engine:
+        engine.add_request(request("a", [1, 2], 50))
+        await turns()
+        executor.fail("rank 1 is gone")
+        last = await published.last("a")
+        assert (last.finish_reason, str(last.error)) == (
+            "lost",
+            "the ranks have no room after rank 1 is gone: rank 1 was not placed",
+        )
+        assert executor.num_restarts == 1
 
 
 async def test_failed_restarts_are_tried_again() -> None:
@@ -222,11 +254,47 @@ async def test_poison_that_is_generated_fails_alone() -> None:
 async def test_lone_poison_is_failed_after_three_crashes() -> None:
     executor, published = FakeExecutor(poison=UNHEARD_OF), Published()
     async with running(executor, published, 2) as engine:
+        engine.add_request(request("first", [1, 2], 5))
+        await published.last("first")
         engine.add_request(request("a", [1, UNHEARD_OF], 5))
         assert (await published.last("a")).finish_reason == "error"
         assert executor.num_restarts <= 3
         engine.add_request(request("b", [1, 2], 5))
         assert (await published.last("b")).finish_reason == "length"
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 16])
+async def test_ranks_that_never_finish_a_step_lose_requests_and_fail_none(num_requests: int) -> None:
+    executor, published = FakeExecutor(poison=UNHEARD_OF), Published()
+    async with running(executor, published, 2) as engine:
+        for index in range(num_requests):
+            engine.add_request(request(f"r{index}", [UNHEARD_OF], 5))
+        for index in range(num_requests):
+            last = await published.last(f"r{index}")
+            assert last.finish_reason == "lost"
+            assert "without a step between" in str(last.error)
+        assert not engine.status().live
+
+
+async def test_streams_survive_deaths_before_their_first_token_is_computed_again() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    async with running(executor, published, 2) as engine:
+        for name in ("a", "b"):
+            engine.add_request(request(name, [1, 2], 5))
+        await turns()
+        for num_restarts in (1, 2):
+            executor.fail("rank 0 is gone")
+            await until_state(engine, "recovering")
+            await until_state(engine, "ready")
+            await turns()
+            assert executor.num_restarts == num_restarts
+        async with asyncio.timeout(DEADLINE):
+            while engine.num_open_requests():
+                executor.release()
+                await asyncio.sleep(0)
+        for name in ("a", "b"):
+            assert (await published.last(name)).finish_reason == "length"
+            assert published.token_ids(name) == continuation([1, 2], 5)
 
 
 async def test_new_requests_are_refused_while_the_queue_is_too_long() -> None:

@@ -131,6 +131,42 @@ async def test_step_that_hangs_fails_at_its_deadline_and_a_restart_leaves_it_beh
     await executor.shutdown()
 
 
+async def test_what_an_old_life_still_does_concerns_nobody() -> None:
+    hangs, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    class Hanging(RecordingWorker):
+        def execute_step(self, plan: StepPlan) -> StepResult:
+            steps.append(plan.step_id)
+            if plan.step_id == 7:
+                hangs.set()
+                may_end.wait(DEADLINE)
+                raise RuntimeError("too late to matter")
+            return super().execute_step(plan)
+
+        def shutdown(self) -> None:
+            ended.set()
+
+    executor = InProcessExecutor(Hanging)
+    await executor.start()
+    hanging = asyncio.ensure_future(executor.execute_step(plan(7), DEADLINE))
+    queued = asyncio.ensure_future(executor.execute_step(plan(8), DEADLINE))
+    assert await asyncio.to_thread(hangs.wait, DEADLINE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cluster.engine.executor._SHUTDOWN_SECONDS", 0.05)
+        await executor.restart()
+    with pytest.raises(ExecutorError, match="rank 0 was shut down"):
+        await queued
+    may_end.set()
+    with pytest.raises(ExecutorError, match="rank 0 was shut down"):
+        await hanging
+    assert await asyncio.to_thread(ended.wait, DEADLINE)
+    executor.check_health()
+    assert (await executor.execute_step(plan(9), DEADLINE)).step_id == 9
+    assert steps == [7, 9]
+    await executor.shutdown()
+
+
 async def test_failed_start() -> None:
     executor = InProcessExecutor(lambda: RecordingWorker(start_error=FileNotFoundError("no config.json in /x")))
     with pytest.raises(ExecutorError, match=r"rank 0 failed: FileNotFoundError: no config\.json"):
