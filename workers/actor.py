@@ -32,7 +32,10 @@ def free_port(host: str) -> int:
 
 
 class WorkerActor:
-    """One rank. Methods are called once each, in the order they stand here; a spare that never serves only warms up."""
+    """One rank. Methods are called once each, in the order they stand here; a spare that never serves only warms up.
+
+    `process_id` is asked at any time, and again and again until the call fails: then the rank is gone.
+    """
 
     def __init__(self, config: WorkerConfig, rank: int) -> None:
         log_to_stderr()

@@ -1,15 +1,30 @@
 """Where ranks run: worker actors in a placement group, and spare ones that wait to take over."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.engine.executor import NoRoom
 from cluster.engine.settings import EngineSettings
 from cluster.errors import ExecutorError
 from workers.actor import WorkerActor
+
+T = TypeVar("T")
+
+_WORKER_ACTOR = ray.remote(WorkerActor)
+"""Made once: each one exports the class anew."""
+
+
+async def off_loop(seconds: float, call: Callable[..., T], *args: Any) -> T:
+    """A call of Ray that may block, on another thread. Raises ExecutorError when it takes longer than `seconds`."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(call, *args), seconds)
+    except TimeoutError:
+        raise ExecutorError(f"Ray did not answer within {seconds:g} s", "startup") from None
 
 
 class RankActors:
@@ -35,19 +50,14 @@ class RankActors:
         spares, self._spares = self._spares, []
         if spares:
             return spares
-        group, first_bundle = await self._group()
-        return [
-            self._make(rank, group, first_bundle + rank, self._settings.rank_cpus, self._settings.rank_gpus)
-            for rank in range(self._num_ranks)
-        ]
+        return await self._make(self._settings.rank_cpus, self._settings.rank_gpus)
 
     async def make_spares(self) -> None:
         """Start processes for the ranks after these, and wait for nothing. Call it once the ranks serve."""
         if not self._settings.warm_spares or self._settings.rank_gpus:
             return
-        group, first_bundle = await self._group()
         # The rank holds the bundle's CPUs, and the spare takes nothing until it is the rank itself.
-        self._spares = [self._make(rank, group, first_bundle + rank, 0, 0) for rank in range(self._num_ranks)]
+        self._spares = await self._make(0, 0)
         for spare in self._spares:
             spare.warm_up.remote()
 
@@ -56,20 +66,24 @@ class RankActors:
         spares, self._spares = self._spares, []
         return spares
 
-    def remove_group(self) -> None:
+    async def remove_group(self) -> None:
         """Give back what was reserved here; a group of the builder is not touched."""
-        if self._own_group is not None:
-            remove_placement_group(self._own_group)
-            self._own_group = None
+        group, self._own_group = self._own_group, None
+        if group is not None:
+            await off_loop(self._settings.deadlines.shutdown, remove_placement_group, group)
 
-    def _make(self, rank: int, group: PlacementGroup, bundle: int, num_cpus: float, num_gpus: float) -> Any:
-        options = ray.remote(WorkerActor).options(
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-            max_restarts=0,
-        )
-        return options.remote(self._settings.worker, rank)
+    async def _make(self, num_cpus: float, num_gpus: float) -> list[Any]:
+        """One actor a rank, each of which takes so much."""
+        group, first_bundle = await self._group()
+
+        def make(rank: int) -> Any:
+            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + rank)
+            options = _WORKER_ACTOR.options(
+                num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=place, max_restarts=0
+            )
+            return options.remote(self._settings.worker, rank)
+
+        return await off_loop(self._settings.deadlines.place, lambda: [make(rank) for rank in range(self._num_ranks)])
 
     async def _group(self) -> tuple[PlacementGroup, int]:
         """The group, and the bundle of its first rank."""
@@ -87,11 +101,13 @@ class RankActors:
     async def _create_group(self) -> PlacementGroup:
         bundles = [self._settings.rank_bundle() for _ in range(self._num_ranks)]
         seconds = self._settings.deadlines.place
-        self._own_group = placement_group(bundles, strategy="PACK")
+        group: PlacementGroup = await off_loop(seconds, placement_group, bundles, "PACK")
+        self._own_group = group
+        ready = await off_loop(seconds, group.ready)
         try:
-            await asyncio.wait_for(self._own_group.ready(), seconds)
+            await asyncio.wait_for(ready, seconds)
         except TimeoutError:
-            raise ExecutorError(
+            raise NoRoom(
                 f"no room in the cluster for {self._num_ranks} ranks of {bundles[0]} within {seconds:g} s"
             ) from None
-        return self._own_group
+        return group

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError
 
-from cluster.engine.rank_actors import RankActors
+from cluster.engine.executor import NoRoom
+from cluster.engine.rank_actors import RankActors, off_loop
 from cluster.engine.settings import EngineSettings
 from cluster.engine.step_link import StepLink
 from cluster.errors import ExecutorError, root_cause
@@ -18,6 +20,9 @@ from scheduler.plan import StepPlan, StepResult
 from workers.config import ModelLimits
 
 logger = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 0.05
+"""Between two looks at whether a rank is gone."""
 
 OnPhase = Callable[[str, float | None], None]
 """A start-up phase begins (None) or has ended (after so many seconds)."""
@@ -94,18 +99,28 @@ class RayExecutor:
             limits = replace(limits, profile=tuple(profile))
         async with self._phase("link"):
             await self._connect()
-        await self._actors.make_spares()
+        try:
+            await self._actors.make_spares()
+        except Exception as error:
+            logger.warning("no spare ranks were started: %s", root_cause(error))
         return limits
 
     @asynccontextmanager
     async def _phase(self, name: str) -> AsyncIterator[None]:
+        """Raises ExecutorError for whatever else goes wrong in it: Ray and the link have errors of their own."""
         began = time.perf_counter()
         self._on_phase(name, None)
-        yield
-        seconds = time.perf_counter() - began
-        logger.info("start-up phase %s took %.2f s", name, seconds)
-        self._phase_seconds.setdefault(name, seconds)
-        self._on_phase(name, seconds)
+        try:
+            yield
+            seconds = time.perf_counter() - began
+            logger.info("start-up phase %s took %.2f s", name, seconds)
+            self._phase_seconds.setdefault(name, seconds)
+        except ExecutorError:
+            raise
+        except Exception as error:
+            raise ExecutorError(f"start-up phase {name!r} failed: {root_cause(error)}", "startup") from error
+        finally:
+            self._on_phase(name, time.perf_counter() - began)
 
     def _patience(self, phase: str, seconds: float) -> float:
         """How long a phase may take: what was done once in a few seconds has no right to the longest deadline."""
@@ -118,7 +133,7 @@ class RayExecutor:
         """Take one actor process a rank."""
         self._ranks = await self._actors.take()
         started = [rank.process_id.remote() for rank in self._ranks]
-        self._process_ids = await self._wait(started, "place", self._deadlines.place)
+        self._process_ids = await self._wait(started, "place", self._deadlines.place, NoRoom)
 
     async def _connect(self) -> None:
         num_ranks = len(self._ranks)
@@ -128,8 +143,13 @@ class RayExecutor:
         await self._wait(dials, "link", self._deadlines.link)
         await self._link.wait_for_ranks(self._deadlines.link)
 
-    async def _wait(self, calls: Sequence[Any], phase: str, seconds: float) -> list[Any]:
-        """Results of one call a rank, in the order of the ranks. Raises ExecutorError, for the first that fails."""
+    async def _wait(
+        self, calls: Sequence[Any], phase: str, seconds: float, too_late: type[ExecutorError] = ExecutorError
+    ) -> list[Any]:
+        """Results of one call a rank, in the order of the ranks.
+
+        Raises ExecutorError for the first that fails, `too_late` naming those that do not answer in time.
+        """
         seconds = self._patience(phase, seconds)
         tasks = [asyncio.ensure_future(_resolve(call)) for call in calls]
         try:
@@ -141,7 +161,7 @@ class RayExecutor:
                     ) from error
             if pending:
                 late = ", ".join(f"rank {rank}" for rank, task in enumerate(tasks) if task in pending)
-                raise ExecutorError(f"{late} did not finish start-up phase {phase!r} within {seconds:g} s", "startup")
+                raise too_late(f"{late} did not finish start-up phase {phase!r} within {seconds:g} s", "startup")
             return [task.result() for task in tasks]
         finally:
             for task in tasks:
@@ -171,29 +191,44 @@ class RayExecutor:
     async def shutdown(self) -> None:
         """Kill every rank and wait, for the deadline's seconds, until they are gone. Never raises for a dead rank."""
         self._ranks += self._actors.give_up_spares()
-        await self._kill_ranks()
-        self._actors.remove_group()
+        try:
+            await self._kill_ranks()
+        finally:
+            await self._actors.remove_group()
 
     async def _kill_ranks(self) -> None:
         if self._link is not None:
             self._link.close()
         ranks, self._ranks = self._ranks, []
-        for rank in ranks:
-            ray.kill(rank, no_restart=True)
+        if not ranks:
+            return
+        await off_loop(self._deadlines.shutdown, _kill, ranks)
         await self._wait_for_deaths(ranks)
 
     async def _wait_for_deaths(self, ranks: Sequence[Any]) -> None:
-        """A call to a dead actor fails: that is how Ray says it is gone."""
-        if not ranks:
-            return
-        probes = [asyncio.ensure_future(_resolve(rank.process_id.remote())) for rank in ranks]
+        probes = [asyncio.ensure_future(_death(rank)) for rank in ranks]
         _, alive = await asyncio.wait(probes, timeout=self._deadlines.shutdown)
         for rank, probe in enumerate(probes):
             if probe in alive:
                 probe.cancel()
                 logger.error("rank %d is not gone after %g s", rank, self._deadlines.shutdown)
-            else:
-                probe.exception()  # looked at, so that asyncio does not report it
+
+
+def _kill(ranks: Sequence[Any]) -> None:
+    for rank in ranks:
+        ray.kill(rank, no_restart=True)
+
+
+async def _death(rank: Any) -> None:
+    """A call to a dead actor fails: that is how Ray says it is gone. Until a kill is done, it may still answer."""
+    while True:
+        try:
+            await rank.process_id.remote()
+        except ActorUnavailableError:
+            pass  # or only cut off
+        except Exception:
+            return
+        await asyncio.sleep(_PROBE_SECONDS)
 
 
 async def _resolve(call: Any) -> Any:

@@ -33,13 +33,14 @@ class EngineDeadlines:
     link: float = 30.0
     """All ranks dial back and show the token."""
     step: float = 60.0
-    """One step of a shape that no step had before, from the moment no other step is before it: it may compile."""
+    """At least, for a step of a shape that no step had before: it may compile. Counts once no step is before it."""
     step_floor: float = 5.0
     """Any other step gets this and a small multiple of what steps like it take."""
     heartbeat: float = 5.0
     """A rank that is not heard of for so long has hung: each speaks once a second."""
     bundles: float = 30.0
-    """Placement of new ranks after the old ones were lost; a node that died with them may not come back."""
+    """Patience of a restart's phase: each has this and five times what it took at first, at most its own deadline.
+    Ranks that are not placed by then have no room, and the engine gives up: a node that died may not come back."""
     recovery: float = 120.0
     """From a lost rank until all are back, attempts included; three times the first start where that is longer."""
     stall: float = 30.0
