@@ -174,17 +174,21 @@ class Bench:
 class Book:
     """Trials by scene and index, in a JSON file or, without a path, in memory."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, same: dict[str, Any]) -> None:
+        """Raises FaultError when the file holds trials of another load than `same`."""
+        self._path, self._same = path, same
         self.trials: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
-            self.trials = json.loads(path.read_text())
+            content = json.loads(path.read_text())
+            if content["same"] != same:
+                raise FaultError(f"{path} holds trials of {content['same']}, and not of {same}")
+            self.trials = content["trials"]
 
     def add(self, name: str, index: int, trial: Trial) -> None:
         self.trials.setdefault(name, {})[str(index)] = asdict(trial)
         if self._path is not None:
             new = self._path.with_name(f"{self._path.name}.new")
-            new.write_text(json.dumps(self.trials, indent=1))
+            new.write_text(json.dumps({"same": self._same, "trials": self.trials}, indent=1))
             os.replace(new, self._path)
 
 
@@ -276,8 +280,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"survival: no fault is called {unknown[0]!r}; there are {', '.join(SCENES)}", file=sys.stderr)
         return 2
-    book = Book(args.book)
+    book = Book(None, {})
     try:
+        same = {name: getattr(args, name) for name in ("model", "streams", "tokens", "vocab", "seed", "settings")}
+        book = Book(args.book, same)
         with _model(args.model) as model:
             for name, count in wanted.items():
                 if all(str(index) in book.trials.get(name, {}) for index in range(count)):

@@ -52,7 +52,7 @@ class RayExecutor:
         self._limits: ModelLimits | None = None
         """What the first start measured."""
         self._phase_seconds: dict[str, float] = {}
-        """What each phase of the first start took."""
+        """What each phase took the first time."""
         self._ranks: list[Any] = []
         self._process_ids: list[int] = []
         self._link: StepLink | None = None
