@@ -21,6 +21,8 @@ class StopSignals:
     """Notes the first signal, and on the second one ends everything at once by `force`.
 
     A handler may interrupt another: so there are no locks here, as in `threading.Event`, only a time and a pipe.
+    Python writes to the pipe the moment a signal arrives, before it gets to the handler: a signal that comes just
+    before `wait` blocks wakes it all the same.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class StopSignals:
         Ray puts a handler of its own in place when it starts, so call this again after it.
         """
         self._force = force
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handle)
 
