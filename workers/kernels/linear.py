@@ -11,8 +11,8 @@ from workers.kernels.library import LONG_WORK, POINTER, SIZE, library
 
 _LANES = 16
 """Outputs of one block of packed weights, the last one padded with zeros."""
-_PAIR = 2
-"""Inputs that are multiplied by one instruction; an odd number of them is padded with a zero."""
+_INPUTS = 32
+"""Inputs that a matrix tile takes at once; what does not fill it is padded with zeros."""
 _READING = 10
 """Rows that are multiplied in the time in which the weights are read."""
 
@@ -99,7 +99,7 @@ def _wrong_input(x: torch.Tensor, in_features: int) -> str:
 def _pack(weight: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
     out, size = weight.shape
     parts = 1 if up is None else 2
-    packed = _memory.take(-(-out // _LANES) * _LANES * -(-size // _PAIR) * _PAIR * parts * weight.element_size())
+    packed = _memory.take(-(-out // _LANES) * _LANES * -(-size // _INPUTS) * _INPUTS * parts * weight.element_size())
     weight = weight.contiguous()
     up = None if up is None else up.contiguous()
     pack = library().function("linear_pack_bf16", POINTER, POINTER, POINTER, SIZE, SIZE)

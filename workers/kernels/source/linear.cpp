@@ -5,12 +5,15 @@
 // tile of up to six rows by four blocks keeps its sums in registers while it reads it: once from memory for the
 // first tile of rows, for the others from the second-level cache, while the next panel is fetched.
 //
-// A sum runs over the inputs in their order in every tile: what a row gives depends on no other row.
+// A sum runs over the inputs in their order in every tile: what a row gives depends on no other row. Where the
+// processor has matrix tiles, they multiply any number of rows, from one on: their sums round differently, so that
+// there must be one way only.
+#include "linear_tiles.h"
 #include "parallel.h"
-#include "simd.h"
 
 #include <algorithm>
 #include <iterator>
+#include <type_traits>
 
 namespace {
 
@@ -68,6 +71,26 @@ inline void add_pairs(f32x16 (&sums)[ROWS][BLOCKS], const bf16* weights, const u
     }
 }
 
+// The outputs of a row, from the sums of BLOCKS blocks.
+template <int BLOCKS, bool GATED>
+inline void store_row(const f32x16 (&sums)[BLOCKS], const Tile& tile, bf16* out) {
+    if constexpr (GATED) {
+#pragma GCC unroll 2
+        for (int block = 0; block < BLOCKS; block += 2) {
+            const int64_t first = block / 2 * LANES;
+            store_some(out + first, silu(sums[block]) * sums[block + 1], tile.columns - first);
+        }
+    } else {
+#pragma GCC unroll 4
+        for (int block = 0; block < BLOCKS; block++) {
+            const int64_t first = block * LANES;
+            f32x16 sum = sums[block];
+            if (tile.bias != nullptr) sum += load_some(tile.bias + first, tile.columns - first);
+            store_some(out + first, sum, tile.columns - first);
+        }
+    }
+}
+
 template <int ROWS, int BLOCKS, bool GATED>
 void compute(const Sizes& sizes, const Tile& tile) {
     f32x16 sums[ROWS][BLOCKS] = {};
@@ -99,24 +122,7 @@ void compute(const Sizes& sizes, const Tile& tile) {
         add_pairs<ROWS, BLOCKS>(sums, weights, pair);
     }
 #pragma GCC unroll 6
-    for (int row = 0; row < ROWS; row++) {
-        bf16* out = tile.out + row * sizes.out;
-        if constexpr (GATED) {
-#pragma GCC unroll 2
-            for (int block = 0; block < BLOCKS; block += 2) {
-                const int64_t first = block / 2 * LANES;
-                store_some(out + first, silu(sums[row][block]) * sums[row][block + 1], tile.columns - first);
-            }
-        } else {
-#pragma GCC unroll 4
-            for (int block = 0; block < BLOCKS; block++) {
-                const int64_t first = block * LANES;
-                f32x16 sum = sums[row][block];
-                if (tile.bias != nullptr) sum += load_some(tile.bias + first, tile.columns - first);
-                store_some(out + first, sum, tile.columns - first);
-            }
-        }
-    }
+    for (int row = 0; row < ROWS; row++) store_row<BLOCKS, GATED>(sums[row], tile, tile.out + row * sizes.out);
 }
 
 using Compute = void (*)(const Sizes&, const Tile&);
@@ -142,45 +148,139 @@ Compute of_size(int64_t rows, int64_t blocks) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Pairs of inputs that packed weights have room for, with zeros behind the last: tiles read so many at once.
+inline int64_t packed_pairs(int64_t in) { return ceil_div(in, TILE_INPUTS) * TILE_PAIRS; }
+
+// All rows by the `width` blocks of `tile`, which has what belongs to the first row. The panel after it is `next`.
+template <bool GATED>
+void multiply_by_vectors(const Sizes& sizes, Tile tile, int64_t width, int64_t rows, const char* next, int64_t bytes) {
+    const int64_t tiles = ceil_div(rows, TILE_ROWS);
+    tile.lines = ceil_div(PANEL * UNROLL, tiles);
+    if (tiles == 1) tile.ahead = reinterpret_cast<const char*>(tile.weights) + AHEAD;
+    for (int64_t i = 0, row = 0; i < tiles; i++) {
+        const int64_t height = rows * (i + 1) / tiles - row;
+        if (tiles > 1) tile.ahead = next + i * bytes / tiles;
+        of_size<GATED>(height, width)(sizes, tile);
+        tile.x += height * sizes.x_stride;
+        tile.out += height * sizes.out;
+        row += height;
+    }
+}
+
+#if defined(__AMX_BF16__)
+
+// Of up to 32 rows, the inputs that do not fill a tile, and zeros.
+class LastInputs {
+  public:
+    const bf16* copy(const bf16* x, const Sizes& sizes, int64_t rows) {
+        const int64_t left = sizes.in % TILE_INPUTS;
+        if (left == 0) return nullptr;
+        for (int64_t row = 0; row < rows; row++) {
+            std::copy_n(x + row * sizes.x_stride + sizes.in - left, left, inputs_ + row * TILE_INPUTS);
+        }
+        return inputs_;
+    }
+
+  private:
+    alignas(64) bf16 inputs_[2 * TILE_HEIGHT * TILE_INPUTS] = {};
+};
+
+// The same on the processor's tiles.
+template <bool GATED>
+void multiply_by_tiles(const Sizes& sizes, Tile tile, int64_t width, int64_t rows, const char* next, int64_t bytes,
+                       Tiles& tiles) {
+    constexpr int64_t UNIT = GATED ? 2 : 1, HEIGHT = 2 * TILE_HEIGHT;
+    const int64_t most = rows > TILE_HEIGHT || width < 4 ? 2 : 4;  // blocks at once
+    const int64_t parts = ceil_div(rows, HEIGHT) * ceil_div(width, most);
+    const bf16 *const x = tile.x, *const weights = tile.weights;
+    bf16* const out = tile.out;
+    const int64_t columns = tile.columns;
+    LastInputs last;
+    TileProduct product;
+    product.x_bytes = sizes.x_stride * static_cast<int64_t>(sizeof(bf16));
+    product.pair_bytes = tile.step * static_cast<int64_t>(sizeof(bf16));
+    product.steps = ceil_div(sizes.in, TILE_INPUTS);
+    product.lines = ceil_div(PANEL * TILE_PAIRS, parts);
+    int64_t part = 0;
+    for (int64_t block = 0, count; block < width; block += count) {
+        count = std::min(most, width - block);
+        product.weights = weights + block * BLOCK;
+        tile.columns = columns - block / UNIT * LANES;
+        if (tile.bias != nullptr && block != 0) tile.bias += 2 * LANES;
+        for (int64_t row = 0; row < rows; row += HEIGHT, part++) {
+            const int64_t height = std::min(HEIGHT, rows - row), upper = std::min(TILE_HEIGHT, height);
+            product.upper = x + row * sizes.x_stride;
+            product.lower = product.upper + upper * sizes.x_stride;
+            product.last = last.copy(product.upper, sizes, height);
+            product.ahead = parts == 1 ? reinterpret_cast<const char*>(product.weights) + AHEAD : next + part * bytes / parts;
+            tiles.set({upper, height - upper, TILE_INPUTS});
+            alignas(64) float sums[4 * TILE_HEIGHT * LANES];
+            bf16* to = out + row * sizes.out + block / UNIT * LANES;
+            const auto by = [&](auto count) {
+                constexpr int BLOCKS = decltype(count)::value;
+                if constexpr (BLOCKS < 4) {
+                    if (height > upper) multiply_tiles<2, BLOCKS>(product, sums);
+                    else multiply_tiles<1, BLOCKS>(product, sums);
+                } else {
+                    multiply_tiles<1, BLOCKS>(product, sums);
+                }
+                for (int64_t r = 0; r < height; r++) {
+                    const float* from = sums + (r / TILE_HEIGHT * BLOCKS * TILE_HEIGHT + r % TILE_HEIGHT) * LANES;
+                    f32x16 of_row[BLOCKS];
+                    for (int i = 0; i < BLOCKS; i++) of_row[i] = load(from + i * TILE_HEIGHT * LANES);
+                    store_row<BLOCKS, GATED>(of_row, tile, to + r * sizes.out);
+                }
+            };
+            if (count == 4) by(std::integral_constant<int, 4>());
+            else if (count == 2) by(std::integral_constant<int, 2>());
+            else if constexpr (!GATED) by(std::integral_constant<int, 1>());
+        }
+    }
+}
+
+#endif
+
 template <bool GATED>
 void multiply(const Sizes& sizes, const bf16* x, const bf16* packed, const bf16* bias, bf16* out, int64_t rows) {
     constexpr int64_t UNIT = GATED ? 2 : 1;  // blocks that belong together
-    const int64_t blocks = ceil_div(sizes.out, LANES) * UNIT, pairs = ceil_div(sizes.in, PAIR);
-    const int64_t tiles = ceil_div(rows, TILE_ROWS);
+    const int64_t blocks = ceil_div(sizes.out, LANES) * UNIT, pairs = packed_pairs(sizes.in);
     if (rows == 0) return;
     parallel_for(blocks / UNIT, 1, [&](int64_t begin, int64_t end) {
         begin *= UNIT, end *= UNIT;
+#if defined(__AMX_BF16__)
+        Tiles tiles;
+#endif
         int64_t width;
         for (int64_t block = begin; block < end; block += width) {
             const int64_t panel = block / PANEL * PANEL, in_panel = std::min<int64_t>(PANEL, blocks - panel);
             width = std::min(end, panel + in_panel) - block;
             const int64_t column = block / UNIT * LANES;
             Tile tile;
+            tile.x = x;
             tile.weights = packed + (panel * pairs + (block - panel)) * BLOCK;
             tile.step = in_panel * BLOCK;
             tile.bias = bias == nullptr ? nullptr : bias + column;
+            tile.out = out + column;
             tile.columns = sizes.out - column;
             const char* next = reinterpret_cast<const char*>(packed + (panel + in_panel) * pairs * BLOCK);
             const int64_t bytes = PANEL * pairs * BLOCK * static_cast<int64_t>(sizeof(bf16));
-            tile.lines = ceil_div(PANEL * UNROLL, tiles);
-            for (int64_t i = 0, row = 0; i < tiles; i++) {
-                const int64_t height = rows * (i + 1) / tiles - row;
-                tile.x = x + row * sizes.x_stride;
-                tile.out = out + row * sizes.out + column;
-                tile.ahead = tiles == 1 ? reinterpret_cast<const char*>(tile.weights) + AHEAD : next + i * bytes / tiles;
-                of_size<GATED>(height, width)(sizes, tile);
-                row += height;
+#if defined(__AMX_BF16__)
+            if (have_tiles()) {
+                multiply_by_tiles<GATED>(sizes, tile, width, rows, next, bytes, tiles);
+                continue;
             }
+#endif
+            multiply_by_vectors<GATED>(sizes, tile, width, rows, next, bytes);
         }
     });
 }
 
 }  // namespace
 
-// weight [out, in], and up of the same shape or null -> packed, [ceil(out / 16) * 16 * ceil(in / 2) * 2], twice that
-// with up: then gate and up alternate by blocks.
+// weight [out, in], and up of the same shape or null -> packed, [ceil(out / 16) * 16 * ceil(in / 32) * 32], twice
+// that with up: then gate and up alternate by blocks.
 extern "C" void linear_pack_bf16(const bf16* weight, const bf16* up, bf16* packed, int64_t in, int64_t out) {
-    const int64_t unit = up == nullptr ? 1 : 2, blocks = ceil_div(out, LANES) * unit, pairs = ceil_div(in, PAIR);
+    const int64_t unit = up == nullptr ? 1 : 2, blocks = ceil_div(out, LANES) * unit, pairs = packed_pairs(in);
     parallel_for(ceil_div(blocks, PANEL), 1, [&](int64_t begin, int64_t end) {
         for (int64_t block = begin * PANEL; block < std::min(end * PANEL, blocks); block++) {
             const int64_t panel = block / PANEL * PANEL, in_panel = std::min<int64_t>(PANEL, blocks - panel);
