@@ -1,6 +1,9 @@
 // Paged attention: chunks and decodes of one step in one call.
 #include "attention_plan.h"
+#include "attention_tiles.h"
 #include "parallel.h"
+
+#include <type_traits>
 
 namespace {
 
@@ -34,13 +37,29 @@ __attribute__((noinline)) void add_state(State total, State more, int64_t rows, 
     }
 }
 
-template <class T>
-using AttendRows = void (*)(const Group&, const T* const*, const T* const*, const T* const*, int64_t, int64_t, int64_t,
-                            float, float*, State);
+// A group over a block of keys, as the processor does it best: any number of rows in the same way, for ways round
+// differently. What it needs to do so it holds from one group to the next.
+class GroupAttention {
+public:
+    template <class T>
+    void operator()(const Group& group, const T* const* keys, const T* const* values, const T* const* ahead,
+                    int64_t count, int64_t first_key, int64_t head_dim, float scale, float* scores, State state) {
+#if defined(__AMX_BF16__)
+        if constexpr (std::is_same_v<T, bf16>) {
+            if (have_tiles()) {
+                tiles_.set(attention_shapes(group.rows));
+                attend_by_tiles(group, keys, values, ahead, count, first_key, head_dim, scale, scores, state);
+                return;
+            }
+        }
+#endif
+        attend_by_vectors(group, keys, values, ahead, count, first_key, head_dim, scale, scores, state);
+    }
 
-template <class T>
-constexpr AttendRows<T> ATTEND[GROUP_ROWS] = {
-    attend_rows<T, 1>, attend_rows<T, 2>, attend_rows<T, 3>, attend_rows<T, 4>, attend_rows<T, 5>, attend_rows<T, 6>,
+private:
+#if defined(__AMX_BF16__)
+    Tiles tiles_;
+#endif
 };
 
 template <class T>
@@ -77,7 +96,7 @@ public:
     }
 
 private:
-    // The queries of each group word by word, and the keys its rows see. Row = token * heads of the group + head.
+    // The queries of each group, and the keys its rows see. Row = token * heads of the group + head.
     void prepare(const Piece& piece, const Grouping& grouping, Group* groups, uint32_t* room) const {
         const int64_t heads = step_.group_heads(), words = step_.head_dim / PER_WORD<T>;
         const int64_t begin = position(piece);
@@ -89,9 +108,7 @@ private:
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t token = (first + r) / heads, head = piece.head * heads + (first + r) % heads;
                 const T* query = queries_ + (piece.token + token) * query_stride_ + head * step_.head_dim;
-                for (int64_t word = 0; word < words; word++) {
-                    room[word * rows + r] = load_word(query + word * PER_WORD<T>);
-                }
+                std::memcpy(room + r * words, query, words * 4);
                 group.high[r] = begin + token + 1;
                 group.low[r] = step_.window == 0 ? 0 : std::max<int64_t>(0, group.high[r] - step_.window);
             }
@@ -104,6 +121,7 @@ private:
     // States of the groups over the piece's blocks of keys.
     void attend(const Piece& piece, const Piece* next, const Grouping& grouping, const Group* groups, int64_t size,
                 float* states, Scratch& scratch) const {
+        GroupAttention attend_group;
         bool begun[MAX_GROUPS] = {};
         Pages<T> pages, ahead;
         for (int64_t block = piece.block; block < piece.block + piece.blocks; block++) {
@@ -125,8 +143,8 @@ private:
                 const T* const* keys = pages.keys + (from - range.first);
                 const T* const* values = pages.values + (from - range.first);
                 // The first group reads what the others find in the cache.
-                ATTEND<T>[group.rows - 1](group, keys, values, g == 0 ? ahead.keys : keys, end - from,
-                                          from * PAGE_KEYS, step_.head_dim, scale_, scratch.scores, state);
+                attend_group(group, keys, values, g == 0 ? ahead.keys : keys, end - from, from * PAGE_KEYS,
+                             step_.head_dim, scale_, scratch.scores, state);
                 if (begun[g]) add_state({states + g * size}, state, group.rows, step_.head_dim, scale_);
                 begun[g] = true;
             }

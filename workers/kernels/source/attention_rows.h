@@ -11,14 +11,15 @@
 
 constexpr int64_t BLOCK_PAGES = 16;
 constexpr int64_t BLOCK_KEYS = BLOCK_PAGES * PAGE_KEYS;
-constexpr int64_t GROUP_ROWS = 6;  // by four pages or four vectors of values: 24 sums, 29 of 32 registers
+constexpr int64_t GROUP_ROWS = 16;
+constexpr int64_t VECTOR_ROWS = 6;  // by four pages or four vectors of values: 24 sums, 29 of 32 registers
 constexpr int64_t SCORE_STRIDE = BLOCK_KEYS + 16;  // floats; rows a power of two apart would share few cache sets
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
-// Rows that are computed together: their queries word by word, and which keys each sees.
+// Rows that are computed together: their queries, and which keys each sees.
 struct Group {
     int64_t rows;
-    const uint32_t* queries;  // [words of a query][rows]
+    const uint32_t* queries;  // [rows][words of a query]
     int64_t low[GROUP_ROWS], high[GROUP_ROWS];  // first key seen, and the first after them
     int64_t lowest, highest;  // over the rows
 };
@@ -43,7 +44,7 @@ struct Pages {
 
 inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// Scores of R rows with the keys of C pages. Fetches as many pages `ahead` meanwhile.
+// Scores of R rows of queries [R][words] with the keys of C pages. Fetches as many pages `ahead` meanwhile.
 template <class T, int R, int C>
 inline void score_pages(const uint32_t* queries, int64_t words, const T* const* pages, const T* const* ahead,
                         float* scores) {
@@ -58,7 +59,7 @@ inline void score_pages(const uint32_t* queries, int64_t words, const T* const* 
         for (int c = 0; c < C; c++) fetch(next[c] + word * 64);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const u32x16 query = spread(load_word(queries + word * R + r));
+            const u32x16 query = spread(load_word(queries + r * words + word));
 #pragma GCC unroll 16
             for (int c = 0; c < C; c++) acc[r][c] = multiply_words<T>(acc[r][c], key[c], query);
         }
@@ -145,30 +146,67 @@ inline float weights_of(float* scores, int64_t pages, float scale, float largest
     return sum(even + odd);
 }
 
-// What R rows make of `count` pages whose first key is `first_key`. `ahead` are keys that will be read next.
-// scores [R][SCORE_STRIDE] is room to work in.
-template <class T, int R>
-void attend_rows(const Group& group, const T* const* keys, const T* const* values, const T* const* ahead, int64_t count,
-                 int64_t first_key, int64_t head_dim, float scale, float* scores, State state) {
-    constexpr int C = R <= 2 ? 8 : 4;
-    constexpr int D = 4;
-    const int64_t words = head_dim / PER_WORD<T>;
-    for (int64_t page = 0; page < count; page += C) {
-        score_pages<T, R, C>(group.queries, words, keys + page, values + page, scores + page * LANES);
-    }
-    for (int r = 0; r < R; r++) {
+// A group's scores [rows][SCORE_STRIDE] over `count` pages, the first key being `first_key` -> weights as T in the same
+// place, and what they add up to.
+template <class T>
+inline void weigh(const Group& group, float* scores, int64_t count, int64_t first_key, float scale, State state) {
+    for (int64_t r = 0; r < group.rows; r++) {
         const int64_t low = group.low[r] - first_key, high = group.high[r] - first_key;
         if (low > 0 || high < count * PAGE_KEYS) hide(scores + r * SCORE_STRIDE, count, low, high);
         state.largest()[r] = largest_score(scores + r * SCORE_STRIDE, count);
     }
-    for (int r = 0; r < R; r++) {
+    for (int64_t r = 0; r < group.rows; r++) {
         state.sums()[r] = weights_of<T>(scores + r * SCORE_STRIDE, count, scale, state.largest()[r]);
     }
+}
+
+// Scores of R rows of queries with the keys of `count` pages.
+template <class T, int R>
+void score_rows(const uint32_t* queries, int64_t words, const T* const* keys, const T* const* values, int64_t count,
+                float* scores) {
+    constexpr int C = R <= 2 ? 8 : 4;
+    for (int64_t page = 0; page < count; page += C) {
+        score_pages<T, R, C>(queries, words, keys + page, values + page, scores + page * LANES);
+    }
+}
+
+// The values of `count` pages by R rows' weights -> out [R][head_dim].
+template <class T, int R>
+void weigh_rows(const float* weights, const T* const* values, const T* const* ahead, int64_t count, int64_t head_dim,
+                float* out) {
+    constexpr int D = 4;
     int64_t at = 0;
     for (; at + D * LANES <= head_dim; at += D * LANES) {
-        weigh_values<T, R, D>(scores, values, ahead, count, head_dim, at, state.out());
+        weigh_values<T, R, D>(weights, values, ahead, count, head_dim, at, out);
     }
-    for (; at < head_dim; at += LANES) {
-        weigh_values<T, R, 1>(scores, values, ahead, count, head_dim, at, state.out());
+    for (; at < head_dim; at += LANES) weigh_values<T, R, 1>(weights, values, ahead, count, head_dim, at, out);
+}
+
+template <class T>
+constexpr decltype(&score_rows<T, 1>) SCORE_ROWS[VECTOR_ROWS] = {
+    score_rows<T, 1>, score_rows<T, 2>, score_rows<T, 3>, score_rows<T, 4>, score_rows<T, 5>, score_rows<T, 6>,
+};
+
+template <class T>
+constexpr decltype(&weigh_rows<T, 1>) WEIGH_ROWS[VECTOR_ROWS] = {
+    weigh_rows<T, 1>, weigh_rows<T, 2>, weigh_rows<T, 3>, weigh_rows<T, 4>, weigh_rows<T, 5>, weigh_rows<T, 6>,
+};
+
+// What a group's rows make of `count` pages whose first key is `first_key`. `ahead` are keys that will be read next.
+// scores [GROUP_ROWS][SCORE_STRIDE] is room to work in.
+template <class T>
+void attend_by_vectors(const Group& group, const T* const* keys, const T* const* values, const T* const* ahead,
+                       int64_t count, int64_t first_key, int64_t head_dim, float scale, float* scores, State state) {
+    const int64_t words = head_dim / PER_WORD<T>, parts = (group.rows + VECTOR_ROWS - 1) / VECTOR_ROWS;
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t row = group.rows * part / parts, rows = group.rows * (part + 1) / parts - row;
+        SCORE_ROWS<T>[rows - 1](group.queries + row * words, words, keys, part == 0 ? values : keys, count,
+                                scores + row * SCORE_STRIDE);
+    }
+    weigh<T>(group, scores, count, first_key, scale, state);
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t row = group.rows * part / parts, rows = group.rows * (part + 1) / parts - row;
+        WEIGH_ROWS<T>[rows - 1](scores + row * SCORE_STRIDE, values, part == 0 ? ahead : values, count, head_dim,
+                                state.out() + row * head_dim);
     }
 }

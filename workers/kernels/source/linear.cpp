@@ -213,7 +213,7 @@ void multiply_by_tiles(const Sizes& sizes, Tile tile, int64_t width, int64_t row
             product.lower = product.upper + upper * sizes.x_stride;
             product.last = last.copy(product.upper, sizes, height);
             product.ahead = parts == 1 ? reinterpret_cast<const char*>(product.weights) + AHEAD : next + part * bytes / parts;
-            tiles.set({upper, height - upper, TILE_INPUTS});
+            tiles.set(product_shapes(upper, height - upper));
             alignas(64) float sums[4 * TILE_HEIGHT * LANES];
             bf16* to = out + row * sizes.out + block / UNIT * LANES;
             const auto by = [&](auto count) {

@@ -19,6 +19,15 @@ struct TileProduct {
 
 constexpr int64_t TILE_BYTES = TILE_HEIGHT * 64;
 
+// Four sums for up to two tiles of rows, the rows, and the blocks they meet:
+//   0, 1    sums of the upper rows with two blocks                4   upper rows                    6, 7   blocks
+//   2, 3    of the lower rows; or of the upper with two more      5   lower rows, or a block
+inline TileShapes product_shapes(int64_t upper, int64_t lower) {
+    const auto high = static_cast<uint8_t>(upper), low = static_cast<uint8_t>(lower == 0 ? upper : lower);
+    const auto fifth = static_cast<uint8_t>(lower == 0 ? TILE_PAIRS : lower);
+    return {{high, high, low, low, high, fifth, TILE_PAIRS, TILE_PAIRS}, {64, 64, 64, 64, 64, 64, 64, 64}};
+}
+
 // Sums of ROWS tiles of rows by BLOCKS blocks -> [ROWS * BLOCKS][16][16].
 template <int ROWS, int BLOCKS>
 inline void multiply_tiles(const TileProduct& product, float* sums) {

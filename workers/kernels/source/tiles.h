@@ -17,50 +17,39 @@ constexpr int64_t TILE_PAIRS = TILE_INPUTS / 2;
 
 #if defined(__AMX_BF16__)
 
-// How the eight tiles are used: four sums for up to two tiles of rows, the rows themselves, and what they meet.
-//
-//   0, 1    sums of the upper rows with two blocks of outputs     4   upper rows     6, 7   blocks
-//   2, 3    of the lower rows; or of the upper with two more      5   lower rows, or a block
-struct TileShape {
-    int64_t upper, lower;  // rows; lower is 0 where all fit into the upper tile
-    int64_t inputs;        // of a multiplication; 32, or 16 where no more belong together
-
-    bool operator==(const TileShape& other) const {
-        return upper == other.upper && lower == other.lower && inputs == other.inputs;
-    }
+// Rows of each of the eight tiles, and bytes of a row.
+struct TileShapes {
+    uint8_t rows[8];
+    uint16_t row_bytes[8];
 };
 
-// Gives a thread its tiles for as long as it lives. The system saves tiles in use whenever it switches threads.
+// Gives a thread its tiles for as long as it lives: whatever is in use is saved when the system switches threads.
 class Tiles {
   public:
     Tiles() = default;
     Tiles(const Tiles&) = delete;
     ~Tiles() {
-        if (shape_.upper != 0) _tile_release();
+        if (config_.palette != 0) _tile_release();
     }
 
-    void set(const TileShape& shape) {
-        if (shape == shape_) return;
-        shape_ = shape;
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {};
-            uint8_t rows[16] = {};
-        } config;
-        const auto tile = [&](int number, int64_t rows, int64_t row_bytes) {
-            config.rows[number] = static_cast<uint8_t>(rows), config.row_bytes[number] = static_cast<uint16_t>(row_bytes);
-        };
-        const bool two = shape.lower != 0;
-        for (int number = 0; number < 4; number++) tile(number, number < 2 || !two ? shape.upper : shape.lower, 64);
-        tile(4, shape.upper, shape.inputs * 2);
-        if (two) tile(5, shape.lower, shape.inputs * 2);
-        else tile(5, shape.inputs / 2, 64);
-        tile(6, shape.inputs / 2, 64), tile(7, shape.inputs / 2, 64);
-        _tile_loadconfig(&config);
+    // Other shapes than before empty all tiles.
+    void set(const TileShapes& shapes) {
+        if (std::equal(shapes.rows, shapes.rows + 8, config_.rows) &&
+            std::equal(shapes.row_bytes, shapes.row_bytes + 8, config_.row_bytes)) {
+            return;
+        }
+        config_.palette = 1;
+        std::copy_n(shapes.rows, 8, config_.rows);
+        std::copy_n(shapes.row_bytes, 8, config_.row_bytes);
+        _tile_loadconfig(&config_);
     }
 
   private:
-    TileShape shape_{0, 0, 0};
+    struct alignas(64) {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config_ = {};
 };
 
 // What is written before is there for the tiles to read: the compiler does not know that they read memory.
