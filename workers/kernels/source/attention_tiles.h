@@ -100,12 +100,12 @@ inline void weigh_values_by_tiles(const float* weights, const bf16* const* pages
 inline void attend_by_tiles(const Group& group, const bf16* const* keys, const bf16* const* values,
                             const bf16* const* ahead, int64_t count, int64_t first_key, int64_t head_dim, float scale,
                             float* scores, State state) {
-    before_tiles();
+    before_tiles(group.queries);
     for (int64_t page = 0; page < count; page += 4) {
         score_four_pages(group.queries, head_dim, keys + page, values + page, scores + page * LANES);
     }
     weigh<bf16>(group, scores, count, first_key, scale, state);
-    before_tiles();
+    before_tiles(scores);
     int64_t at = 0;
     for (; at + 4 * LANES <= head_dim; at += 4 * LANES) {
         weigh_values_by_tiles<4>(scores, values, ahead, count, head_dim, at, state.out());

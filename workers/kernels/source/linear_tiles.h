@@ -37,7 +37,7 @@ inline void multiply_tiles(const TileProduct& product, float* sums) {
     const char* ahead = product.ahead;
     const int64_t pair_bytes = product.pair_bytes;
     int64_t x_bytes = product.x_bytes;
-    before_tiles();
+    before_tiles(product.last);
     _tile_zero(0);
     if constexpr (BLOCKS > 1) _tile_zero(1);
     if constexpr (ROWS == 2 || BLOCKS == 4) _tile_zero(2);

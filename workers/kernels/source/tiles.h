@@ -17,6 +17,9 @@ constexpr int64_t TILE_PAIRS = TILE_INPUTS / 2;
 
 #if defined(__AMX_BF16__)
 
+// What is written before is there for the tiles to read: the compiler does not know how much memory they read.
+inline void before_tiles(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
+
 // Rows of each of the eight tiles, and bytes of a row.
 struct TileShapes {
     uint8_t rows[8];
@@ -41,6 +44,7 @@ class Tiles {
         config_.palette = 1;
         std::copy_n(shapes.rows, 8, config_.rows);
         std::copy_n(shapes.row_bytes, 8, config_.row_bytes);
+        before_tiles(&config_);
         _tile_loadconfig(&config_);
     }
 
@@ -51,8 +55,5 @@ class Tiles {
         uint8_t rows[16];
     } config_ = {};
 };
-
-// What is written before is there for the tiles to read: the compiler does not know that they read memory.
-inline void before_tiles() { asm volatile("" ::: "memory"); }
 
 #endif
