@@ -143,7 +143,7 @@ private:
                 const T* const* keys = pages.keys + (from - range.first);
                 const T* const* values = pages.values + (from - range.first);
                 // The first group reads what the others find in the cache.
-                attend_group(group, keys, values, g == 0 ? ahead.keys : keys, end - from, from * PAGE_KEYS,
+                attend_group(group, keys, values, g == 0 ? ahead.keys : nullptr, end - from, from * PAGE_KEYS,
                              step_.head_dim, scale_, scratch.scores, state);
                 if (begun[g]) add_state({states + g * size}, state, group.rows, step_.head_dim, scale_);
                 begun[g] = true;

@@ -192,7 +192,8 @@ constexpr decltype(&weigh_rows<T, 1>) WEIGH_ROWS[VECTOR_ROWS] = {
     weigh_rows<T, 1>, weigh_rows<T, 2>, weigh_rows<T, 3>, weigh_rows<T, 4>, weigh_rows<T, 5>, weigh_rows<T, 6>,
 };
 
-// What a group's rows make of `count` pages whose first key is `first_key`. `ahead` are keys that will be read next.
+// What a group's rows make of `count` pages whose first key is `first_key`. `ahead` are keys that will be read next, or
+// null where another group has fetched these and the values.
 // scores [GROUP_ROWS][SCORE_STRIDE] is room to work in.
 template <class T>
 void attend_by_vectors(const Group& group, const T* const* keys, const T* const* values, const T* const* ahead,
@@ -206,7 +207,7 @@ void attend_by_vectors(const Group& group, const T* const* keys, const T* const*
     weigh<T>(group, scores, count, first_key, scale, state);
     for (int64_t part = 0; part < parts; part++) {
         const int64_t row = group.rows * part / parts, rows = group.rows * (part + 1) / parts - row;
-        WEIGH_ROWS<T>[rows - 1](scores + row * SCORE_STRIDE, values, part == 0 ? ahead : values, count, head_dim,
+        WEIGH_ROWS<T>[rows - 1](scores + row * SCORE_STRIDE, values, part == 0 && ahead != nullptr ? ahead : values, count, head_dim,
                                 state.out() + row * head_dim);
     }
 }

@@ -15,7 +15,7 @@ inline TileShapes attention_shapes(int64_t group_rows) {
     return {{rows, rows, rows, rows, rows, rows, TILE_PAIRS, PAGE_PAIRS}, {64, 64, 64, 64, 64, 32, 64, 64}};
 }
 
-// Scores of a group's rows with the keys of four pages.
+// Scores of a group's rows with the keys of four pages. Fetches the pages `ahead` meanwhile, unless that is null.
 inline void score_four_pages(const uint32_t* queries, int64_t head_dim, const bf16* const* pages,
                              const bf16* const* ahead, float* scores) {
     const int64_t row_bytes = head_dim * 2;
@@ -28,7 +28,7 @@ inline void score_four_pages(const uint32_t* queries, int64_t head_dim, const bf
     for (; at + TILE_INPUTS <= head_dim; at += TILE_INPUTS) {
         const int64_t from = at * PAGE_KEYS;
         _tile_loadd(4, query + at * 2, row_bytes);
-        for (int64_t page = 0; page < 4; page++) {
+        for (int64_t page = 0; ahead != nullptr && page < 4; page++) {
             for (int64_t line = 0; line < TILE_PAIRS; line++) fetch(ahead[page] + from + line * 32);
         }
         _tile_loadd(6, pages[0] + from, 64);
@@ -59,7 +59,8 @@ inline void score_four_pages(const uint32_t* queries, int64_t head_dim, const bf
     _tile_stored(3, scores + 3 * LANES, stride);
 }
 
-// Dimensions `at` on, 16 * D of them, of what a group's weights make of the values of `count` pages.
+// Dimensions `at` on, 16 * D of them, of what a group's weights make of the values of `count` pages. Fetches as much
+// of the pages `ahead` meanwhile, unless that is null.
 template <int D>
 inline void weigh_values_by_tiles(const float* weights, const bf16* const* pages, const bf16* const* ahead,
                                   int64_t count, int64_t head_dim, int64_t at, float* out) {
@@ -74,7 +75,7 @@ inline void weigh_values_by_tiles(const float* weights, const bf16* const* pages
     for (int64_t page = 0; page < count; page++) {
         const bf16* values = pages[page] + at * 2;
         _tile_loadd(5, reinterpret_cast<const bf16*>(weights) + page * PAGE_KEYS, SCORE_STRIDE * 4);
-        for (int64_t pair = 0; pair < PAGE_PAIRS; pair++) {
+        for (int64_t pair = 0; ahead != nullptr && pair < PAGE_PAIRS; pair++) {
             for (int64_t d = 0; d < D; d++) fetch(ahead[page] + at * 2 + pair * head_dim * 2 + d * 32);
         }
         _tile_loadd(7, values, row_bytes);
@@ -102,7 +103,8 @@ inline void attend_by_tiles(const Group& group, const bf16* const* keys, const b
                             float* scores, State state) {
     before_tiles(group.queries);
     for (int64_t page = 0; page < count; page += 4) {
-        score_four_pages(group.queries, head_dim, keys + page, values + page, scores + page * LANES);
+        const bf16* const* next = ahead == nullptr ? nullptr : values + page;
+        score_four_pages(group.queries, head_dim, keys + page, next, scores + page * LANES);
     }
     weigh<bf16>(group, scores, count, first_key, scale, state);
     before_tiles(scores);
