@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_ways import WAYS, multiplying_by
 from paged_batches import build_metadata, shuffled_tables
 
 from workers.attention import AttentionBackend, select_backend
@@ -19,6 +20,12 @@ from workers.rope import HeadNorms
 
 CPU = torch.device("cpu")
 BLOCK = 16
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with multiplying_by(request.param):
+        yield
 
 
 @pytest.fixture(params=[1, 3])

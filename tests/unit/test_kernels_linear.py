@@ -1,9 +1,12 @@
 """The packed linear layers against float64, for any shape; and what a row gives alone and in a batch, to the bit."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_ways import WAYS, multiplying_by
 
 from workers.kernels.library import library
 from workers.kernels.linear import PackedGatedLinear, PackedLinear, supports
@@ -18,8 +21,14 @@ TINY = 1e-30
 """What lies below may be taken for zero."""
 
 
-@pytest.fixture(autouse=True, params=[1, 2, 3], ids="threads={}".format)
-def _threads(request: pytest.FixtureRequest):
+@pytest.fixture(autouse=True, params=WAYS)
+def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with multiplying_by(request.param):
+        yield
+
+
+@pytest.fixture(autouse=True, params=[1, 3], ids="threads={}".format)
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     library().set_num_threads(request.param)
     yield
     library().set_num_threads(1)

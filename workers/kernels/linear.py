@@ -22,6 +22,13 @@ def supports(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and bool(library().function("has_bf16_dot")())
 
 
+def products_of_bfloat16() -> str:
+    """How this process makes them, for a log."""
+    if library().function("has_tiles")():
+        return "on matrix tiles"
+    return "by vectors" if supports(torch.bfloat16) else "by torch"
+
+
 class PackedLinear:
     """y = x W^T + b. Holds the packed weights only."""
 

@@ -8,6 +8,7 @@ import torch
 from workers.kernels.base import Kernels
 from workers.kernels.build import BuildError
 from workers.kernels.library import library
+from workers.kernels.linear import products_of_bfloat16
 from workers.kernels.native import NativeKernels
 from workers.kernels.torch_kernels import TorchKernels
 
@@ -19,10 +20,12 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     if device.type != "cpu":
         return TorchKernels()
     try:
-        return NativeKernels(dtype)
+        kernels = NativeKernels(dtype)
     except (ValueError, OSError, BuildError) as error:
         logger.warning("kernels in plain torch, which are slower: %s", error)
         return TorchKernels()
+    logger.info("compiled kernels; products of bfloat16 %s", products_of_bfloat16())
+    return kernels
 
 
 def set_kernel_threads(count: int) -> None:

@@ -46,7 +46,7 @@ public:
                     int64_t count, int64_t first_key, int64_t head_dim, float scale, float* scores, State state) {
 #if defined(__AMX_BF16__)
         if constexpr (std::is_same_v<T, bf16>) {
-            if (have_tiles()) {
+            if (use_tiles) {
                 tiles_.set(attention_shapes(group.rows));
                 attend_by_tiles(group, keys, values, ahead, count, first_key, head_dim, scale, scores, state);
                 return;

@@ -265,7 +265,7 @@ void multiply(const Sizes& sizes, const bf16* x, const bf16* packed, const bf16*
             const char* next = reinterpret_cast<const char*>(packed + (panel + in_panel) * pairs * BLOCK);
             const int64_t bytes = PANEL * pairs * BLOCK * static_cast<int64_t>(sizeof(bf16));
 #if defined(__AMX_BF16__)
-            if (have_tiles()) {
+            if (use_tiles) {
                 multiply_by_tiles<GATED>(sizes, tile, width, rows, next, bytes, tiles);
                 continue;
             }

@@ -16,11 +16,14 @@ bool request() { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XT
 bool request() { return false; }
 #endif
 
+const bool granted = request();
+
 }  // namespace
 
-bool have_tiles() {
-    static const bool granted = request();
-    return granted;
-}
+bool use_tiles = granted;
 
-extern "C" int has_tiles() { return have_tiles(); }
+// Whether kernels use tiles from now on, if they can: tests and benchmarks compare both ways. Call it while no kernel
+// runs. Returns whether they do.
+extern "C" int set_tiles(int wanted) { return use_tiles = wanted != 0 && granted; }
+
+extern "C" int has_tiles() { return use_tiles; }

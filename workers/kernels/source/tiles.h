@@ -8,8 +8,8 @@
 
 #include "simd.h"
 
-// Whether this process may use tiles: the processor has them and the system grants their registers.
-bool have_tiles();
+// The processor has tiles, and the system lets this process use their registers.
+extern bool use_tiles;
 
 constexpr int64_t TILE_HEIGHT = 16;  // rows
 constexpr int64_t TILE_INPUTS = 32;  // bfloat16 in a row
