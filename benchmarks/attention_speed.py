@@ -1,4 +1,4 @@
-"""Attention of one layer in C++ against the same in torch, on SmolLM2-135M's shapes in bfloat16.
+"""Attention of one layer in C++ against the same in torch, on SmolLM2-135M's shapes.
 
 A step is B decodes over a context (B x context), chunks with the context before them (rows + context), or both.
 Every layer has a cache of its own, whose blocks are handed out at random. The floor is the larger of the time that
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.dtype import add_dtype
 from benchmarks.summary import table
 from workers.attention import AttentionBackend, AttentionMetadata, select_backend
 from workers.kernels.library import library
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 9, 3, 64, 30
-DTYPE = torch.bfloat16
 BLOCK = 16
 DECODES = [(requests, context) for context in (128, 1024, 4096) for requests in (1, 8, 32)]
 CHUNKS = [(rows, context) for rows in (256, 512) for context in (0, 1024, 4096)]
@@ -48,10 +48,9 @@ class Step:
     query_lens: list[int]
     seq_lens: list[int]
 
-    @property
-    def kv_bytes(self) -> int:
+    def kv_bytes(self, dtype: torch.dtype) -> int:
         """Of the keys and values that one layer reads at least once."""
-        return 2 * sum(self.seq_lens) * KV_HEADS * HEAD_DIM * DTYPE.itemsize
+        return 2 * sum(self.seq_lens) * KV_HEADS * HEAD_DIM * dtype.itemsize
 
     @property
     def flops(self) -> int:
@@ -66,17 +65,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "attention_speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--case", action="append", help=f"by default each of {', '.join(CASES)}")
+    add_dtype(parser)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=REPEATS)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     library().set_num_threads(options.threads)
     device = torch.device("cpu")
-    backends = [select_backend(name, device, DTYPE, HEAD_DIM) for name in ("native", "torch")]
+    backends = [select_backend(name, device, options.dtype, HEAD_DIM) for name in ("native", "torch")]
     header = ["step", "native", "torch", "torch / native", "floor", "native / floor", "GB/s", "GFLOP/s",
               "write native", "write torch"]  # fmt: skip
     with torch.inference_mode():
-        lines = [_line(case, backends, options.repeats) for case in options.case or CASES]
+        lines = [_line(case, backends, options.dtype, options.repeats) for case in options.case or CASES]
     print(table(header, lines), flush=True)
     return 0
 
@@ -97,25 +97,26 @@ def parse(case: str) -> Step:
     return Step(query_lens, seq_lens)
 
 
-def _line(case: str, backends: list[AttentionBackend], repeats: int) -> list[str]:
+def _line(case: str, backends: list[AttentionBackend], dtype: torch.dtype, repeats: int) -> list[str]:
     step = parse(case)
     metadata, num_blocks = _metadata(step)
-    num_layers = max(2, min(NUM_LAYERS, CACHE_BYTES // (num_blocks * step.kv_bytes // sum(step.seq_lens) * BLOCK)))
+    kv_bytes = step.kv_bytes(dtype)
+    num_layers = max(2, min(NUM_LAYERS, CACHE_BYTES // (num_blocks * kv_bytes // sum(step.seq_lens) * BLOCK)))
     runs: list[Callable[[], None]] = []
     for backend in backends:
-        runs += _passes(backend, metadata, num_blocks, num_layers)
-    runs += [_reading(), _multiplying()]
+        runs += _passes(backend, metadata, dtype, num_blocks, num_layers)
+    runs += [_reading(), _multiplying(dtype)]
     for run in runs:
         run()
     seconds = [[_seconds(run) for run in runs] for _ in range(repeats)]
     medians = [statistics.median(column) for column in zip(*seconds, strict=True)]
     write, attend, torch_write, torch_attend = (value / num_layers for value in medians[:4])
     reading, multiplying = medians[4:]
-    floor = max(step.kv_bytes * reading / READ_BYTES, step.flops * multiplying / (2 * MATRIX**3))
+    floor = max(kv_bytes * reading / READ_BYTES, step.flops * multiplying / (2 * MATRIX**3))
     micros = [f"{value * 1e6:.0f}" for value in (attend, torch_attend, floor, write, torch_write)]
     return [
         case, micros[0], micros[1], f"{torch_attend / attend:.1f}", micros[2], f"{attend / floor:.2f}",
-        f"{step.kv_bytes / attend / 1e9:.1f}", f"{step.flops / attend / 1e9:.0f}", micros[3], micros[4],
+        f"{kv_bytes / attend / 1e9:.1f}", f"{step.flops / attend / 1e9:.0f}", micros[3], micros[4],
     ]  # fmt: skip
 
 
@@ -142,16 +143,16 @@ def _metadata(step: Step) -> tuple[AttentionMetadata, int]:
 
 
 def _passes(
-    backend: AttentionBackend, metadata: AttentionMetadata, num_blocks: int, num_layers: int
+    backend: AttentionBackend, metadata: AttentionMetadata, dtype: torch.dtype, num_blocks: int, num_layers: int
 ) -> list[Callable[[], None]]:
     """All layers' `rotate_and_write`, and all layers' `attend`; the step is prepared in the first."""
     shape = backend.kv_cache_shape(num_blocks, BLOCK, KV_HEADS, HEAD_DIM)
-    caches = [torch.randn(shape, dtype=DTYPE) for _ in range(num_layers)]
+    caches = [torch.randn(shape, dtype=dtype) for _ in range(num_layers)]
     tokens = len(metadata.slot_mapping)
-    qkv = torch.randn(tokens, (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=DTYPE)
-    cos_sin = torch.randn(tokens, 2, HEAD_DIM, dtype=DTYPE) * 0.5
+    qkv = torch.randn(tokens, (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=dtype)
+    cos_sin = torch.randn(tokens, 2, HEAD_DIM, dtype=dtype) * 0.5
     step = backend.prepare(metadata, caches[0], None)
-    q = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, dtype=DTYPE)
+    q = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, dtype=dtype)
 
     def write() -> None:
         for cache in caches:
@@ -171,8 +172,8 @@ def _reading() -> Callable[[], None]:
     return lambda: memory.sum() and None
 
 
-def _multiplying() -> Callable[[], None]:
-    a = torch.randn(MATRIX, MATRIX, dtype=DTYPE)
+def _multiplying(dtype: torch.dtype) -> Callable[[], None]:
+    a = torch.randn(MATRIX, MATRIX, dtype=dtype)
     return lambda: torch.mm(a, a) is None
 
 

@@ -1,4 +1,4 @@
-"""Our bfloat16 linear layers against F.linear and oneDNN with packed weights, on SmolLM2-135M's shapes.
+"""Our linear layers against F.linear and oneDNN with packed weights, on SmolLM2-135M's shapes.
 
 The floor of a pass over all layers is the larger of the time its weights take at the read bandwidth measured
 here and the time its multiplications take at the rate of torch's product of two 2048 x 2048 matrices. Ours
@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from benchmarks.dtype import add_dtype
 from benchmarks.summary import table
 from workers.kernels.library import library
-from workers.kernels.linear import PackedGatedLinear, PackedLinear, supports
+from workers.kernels.linear import PackedGatedLinear, PackedLinear
 
 HIDDEN, FFN, QKV, VOCAB, NUM_LAYERS = 576, 1536, 960, 49152, 30
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -29,7 +30,6 @@ READ_BYTES = 128 << 20
 MATRIX = 2048
 QUIET_SECONDS = 0.02
 """After torch's last loop its threads spin for a while, and would be in the way of the next contender's."""
-DTYPE = torch.bfloat16
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -38,12 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each number of rows: of all layers without the head, and of the head."""
     parser = argparse.ArgumentParser("linear_speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, action="append", help=f"by default each of {ROWS}")
+    add_dtype(parser)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=REPEATS)
     options = parser.parse_args(argv)
-    if not supports(DTYPE):
-        print("this processor has no dot product of bfloat16: the packed layers are not used on it")
-        return 0
     torch.set_num_threads(options.threads)
     library().set_num_threads(options.threads)
     with torch.inference_mode():
@@ -51,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ("layers", [(QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN)] * NUM_LAYERS),
             ("head", [(VOCAB, HIDDEN)]),
         ):
-            weights = [torch.randn(shape, dtype=DTYPE) / shape[1] ** 0.5 for shape in shapes]
+            # Of a checkpoint in bfloat16, whatever they are computed in.
+            weights = [(torch.randn(shape) / shape[1] ** 0.5).bfloat16().to(options.dtype) for shape in shapes]
             lines = [_line(weights, rows, options.repeats) for rows in options.rows or ROWS]
             header = [name, "ours ms", "F.linear", "oneDNN", "floor", "ours / floor", "GB/s", "GFLOP/s"]
             print(table(header, lines), end="\n\n", flush=True)
@@ -60,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _line(weights: list[torch.Tensor], rows: int, repeats: int) -> list[str]:
     num_weights = sum(weight.numel() for weight in weights)
-    inputs = {size: torch.randn(rows, size, dtype=DTYPE) for size in {weight.shape[1] for weight in weights}}
+    dtype = weights[0].dtype
+    inputs = {size: torch.randn(rows, size, dtype=dtype) for size in {weight.shape[1] for weight in weights}}
     contenders = [
         _pass([make(weight, rows) for weight in weights], weights, inputs) for make in (_ours, _torch, _onednn)
     ]
-    read, multiply = _reading(), _multiplying()
+    read, multiply = _reading(), _multiplying(dtype)
     runs = [*contenders, read, multiply]
     for run in runs:
         run()
@@ -109,8 +109,8 @@ def _reading() -> Callable[[], None]:
     return lambda: memory.sum() and None
 
 
-def _multiplying() -> Callable[[], None]:
-    a = torch.randn(MATRIX, MATRIX, dtype=DTYPE)
+def _multiplying(dtype: torch.dtype) -> Callable[[], None]:
+    a = torch.randn(MATRIX, MATRIX, dtype=dtype)
     return lambda: torch.mm(a, a) is None
 
 

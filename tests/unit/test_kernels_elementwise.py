@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -99,11 +98,6 @@ def test_what_a_norm_would_misread_is_refused() -> None:
 def test_a_dtype_without_kernels_is_refused() -> None:
     with pytest.raises(ValueError, match="float16"):
         NativeKernels(torch.float16)
-
-
-def test_the_library_says_whether_it_multiplies_bfloat16() -> None:
-    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
-    assert library().function("has_bf16_dot")() == int("avx512_bf16" in flags)
 
 
 def test_no_threads_are_refused() -> None:

@@ -29,7 +29,16 @@ _COMPILERS = ("g++", "clang++")
 _BUILDING = "building-"
 _END = b"\nthe end of the kernels\n"
 """Behind what the compiler wrote, where no loader looks."""
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+)
 
 
 class BuildError(Exception):

@@ -19,8 +19,8 @@ SUFFIXES = {torch.float32: "_f32", torch.bfloat16: "_bf16"}
 """The dtypes there are kernels for, and what their names end in."""
 
 LONG_WORK = 1 << 29
-"""Multiplications of bfloat16 from which a call gives up the interpreter's lock: some five milliseconds on two cores,
-as long as a thread that has given it up may wait until it gets it back."""
+"""Multiplications from which a call gives up the interpreter's lock: some milliseconds on two cores, about as long as a
+thread that has given it up may wait until it gets it back."""
 
 
 class Library:

@@ -1,13 +1,16 @@
-"""Linear layers in bfloat16 on packed weights: as fast as memory for few rows, as arithmetic for many.
+"""Linear layers on packed weights: as fast as memory for few rows, as arithmetic for many.
 
 A row's result depends neither on how many rows there are nor on what the others hold, to the bit: every output is
 summed in float32 over the inputs in their order, whatever the batch. Greedy tokens are the same alone and batched.
+
+Weights of float32 that are all bfloat16 without loss, as most checkpoints' are, are packed as that: the products
+are the same, and memory gives them in half the time.
 """
 
 import torch
 
 from workers.host_memory import HugePages
-from workers.kernels.library import LONG_WORK, POINTER, SIZE, library
+from workers.kernels.library import LONG_WORK, POINTER, SIZE, SUFFIXES, library
 
 _LANES = 16
 """Outputs of one block of packed weights, the last one padded with zeros."""
@@ -17,40 +20,40 @@ _READING = 10
 """Rows that are multiplied in the time in which the weights are read."""
 
 
-def supports(dtype: torch.dtype) -> bool:
-    """Whether the packed layers are for this dtype and this processor: bfloat16 with its dot product in hardware."""
-    return dtype == torch.bfloat16 and bool(library().function("has_bf16_dot")())
-
-
 def products_of_bfloat16() -> str:
     """How this process makes them, for a log."""
-    if library().function("has_tiles")():
-        return "on matrix tiles"
-    return "by vectors" if supports(torch.bfloat16) else "by torch"
+    return "on matrix tiles" if library().function("has_tiles")() else "by vectors"
 
 
 class PackedLinear:
     """y = x W^T + b. Holds the packed weights only."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """weight [out, in] and bias [out], bfloat16 on the CPU. Raises ValueError for anything else."""
+        """weight [out, in] and bias [out], float32 or bfloat16 on the CPU. Raises ValueError for anything else."""
         self.out_features, self.in_features = _check(weight)
-        if bias is not None and (bias.shape != (self.out_features,) or bias.dtype != torch.bfloat16):
+        if bias is not None and (bias.shape != (self.out_features,) or bias.dtype != weight.dtype):
             raise ValueError(f"the bias of {self.out_features} outputs is {bias.dtype} {list(bias.shape)}")
-        self._packed = _pack(weight, None)
+        self._dtype = weight.dtype
+        self._packed = _pack(weight)
         self._weights = self._packed.data_ptr()
         # Bias that an owner changes later is not seen, as weights that he changes are not.
         self._bias = None if bias is None else bias.clone(memory_format=torch.contiguous_format)
         self._bias_address = None if self._bias is None else self._bias.data_ptr()
         arguments = POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE
-        self._multiply = library().function("linear_bf16", *arguments)
-        self._multiply_long = library().function("linear_bf16", *arguments, releases_lock=True)
+        name = "linear" + SUFFIXES[weight.dtype] + SUFFIXES[self._packed.dtype]
+        self._multiply = library().function(name, *arguments)
+        self._multiply_long = library().function(name, *arguments, releases_lock=True)
         self._long_rows = _long_rows(weight.numel())
 
+    @property
+    def nbytes(self) -> int:
+        """Of the packed weights, padding included."""
+        return self._packed.nbytes
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, in], bfloat16, whose rows may lie apart -> [rows, out]."""
+        """x [rows, in] in the weights' dtype, whose rows may lie apart -> [rows, out]."""
         rows, size = x.shape
-        if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
+        if size != self.in_features or x.stride(1) != 1 or x.dtype != self._dtype:
             raise ValueError(_wrong_input(x, self.in_features))
         out = x.new_empty((rows, self.out_features))
         multiply = self._multiply if rows < self._long_rows else self._multiply_long
@@ -64,21 +67,28 @@ class PackedGatedLinear:
     """silu(x G^T) * (x U^T), computed in float32 and rounded once. Holds the packed weights only."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
-        """gate and up [out, in], bfloat16 on the CPU. Raises ValueError for anything else."""
+        """gate and up [out, in], float32 or bfloat16 on the CPU. Raises ValueError for anything else."""
         self.out_features, self.in_features = _check(gate)
-        if _check(up) != (self.out_features, self.in_features):
-            raise ValueError(f"gate is {list(gate.shape)} and up {list(up.shape)}")
+        if _check(up) != (self.out_features, self.in_features) or up.dtype != gate.dtype:
+            raise ValueError(f"gate is {gate.dtype} {list(gate.shape)} and up {up.dtype} {list(up.shape)}")
+        self._dtype = gate.dtype
         self._packed = _pack(gate, up)
         self._weights = self._packed.data_ptr()
         arguments = POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, SIZE
-        self._multiply = library().function("gated_linear_bf16", *arguments)
-        self._multiply_long = library().function("gated_linear_bf16", *arguments, releases_lock=True)
+        name = "gated_linear" + SUFFIXES[gate.dtype] + SUFFIXES[self._packed.dtype]
+        self._multiply = library().function(name, *arguments)
+        self._multiply_long = library().function(name, *arguments, releases_lock=True)
         self._long_rows = _long_rows(gate.numel() + up.numel())
 
+    @property
+    def nbytes(self) -> int:
+        """Of the packed weights, padding included."""
+        return self._packed.nbytes
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, in], bfloat16, whose rows may lie apart -> [rows, out]."""
+        """x [rows, in] in the weights' dtype, whose rows may lie apart -> [rows, out]."""
         rows, size = x.shape
-        if size != self.in_features or x.stride(1) != 1 or x.dtype != torch.bfloat16:
+        if size != self.in_features or x.stride(1) != 1 or x.dtype != self._dtype:
             raise ValueError(_wrong_input(x, self.in_features))
         out = x.new_empty((rows, self.out_features))
         multiply = self._multiply if rows < self._long_rows else self._multiply_long
@@ -88,7 +98,7 @@ class PackedGatedLinear:
 
 def _check(weight: torch.Tensor) -> tuple[int, int]:
     """(out, in) of a weight that can be packed."""
-    if weight.dim() != 2 or weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not weight.numel():
+    if weight.dim() != 2 or weight.dtype not in SUFFIXES or weight.device.type != "cpu" or not weight.numel():
         raise ValueError(f"cannot pack a weight of {weight.dtype} {list(weight.shape)} on {weight.device}")
     return weight.shape[0], weight.shape[1]
 
@@ -103,14 +113,18 @@ def _wrong_input(x: torch.Tensor, in_features: int) -> str:
     return f"{x.dtype} {list(x.shape)} with strides {x.stride()} for a layer of {in_features} inputs"
 
 
-def _pack(weight: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-    out, size = weight.shape
-    parts = 1 if up is None else 2
-    packed = _memory.take(-(-out // _LANES) * _LANES * -(-size // _INPUTS) * _INPUTS * parts * weight.element_size())
-    weight = weight.contiguous()
-    up = None if up is None else up.contiguous()
-    pack = library().function("linear_pack_bf16", POINTER, POINTER, POINTER, SIZE, SIZE)
-    pack(weight.data_ptr(), None if up is None else up.data_ptr(), packed.data_ptr(), size, out)
+def _pack(*factors: torch.Tensor) -> torch.Tensor:
+    """A weight, or gate and up, as the kernels read them, in a dtype that holds each of their values."""
+    narrow = [factor.to(torch.bfloat16) for factor in factors]
+    if all(torch.equal(small.to(factor.dtype), factor) for small, factor in zip(narrow, factors, strict=True)):
+        factors = tuple(narrow)
+    factors = tuple(factor.contiguous() for factor in factors)
+    dtype, (out, size) = factors[0].dtype, factors[0].shape
+    room = -(-out // _LANES) * _LANES * -(-size // _INPUTS) * _INPUTS * len(factors) * dtype.itemsize
+    packed = _memory.take(room).view(dtype)
+    pack = library().function("linear_pack" + SUFFIXES[dtype], POINTER, POINTER, POINTER, SIZE, SIZE)
+    up = factors[1].data_ptr() if len(factors) > 1 else None
+    pack(factors[0].data_ptr(), up, packed.data_ptr(), size, out)
     return packed
 
 

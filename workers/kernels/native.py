@@ -1,7 +1,4 @@
-"""The kernels in C++, for float32 and bfloat16 on the CPU.
-
-Products of float32, and of bfloat16 on a processor without its instructions, are torch's.
-"""
+"""The kernels in C++, for float32 and bfloat16 on the CPU."""
 
 from collections.abc import Callable
 
@@ -9,8 +6,7 @@ import torch
 
 from workers.kernels.base import AddNorm, Product
 from workers.kernels.library import FLOAT, POINTER, SIZE, SUFFIXES, library
-from workers.kernels.linear import PackedGatedLinear, PackedLinear, supports
-from workers.kernels.torch_kernels import TorchLinear
+from workers.kernels.linear import PackedGatedLinear, PackedLinear
 
 
 class NativeAddNorm:
@@ -71,19 +67,19 @@ class NativeKernels:
     """Kernels of one dtype."""
 
     name = "native"
+    has_products = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises ValueError for a dtype without kernels, BuildError and OSError when there is no library."""
         if dtype not in SUFFIXES:
             raise ValueError(f"there are no native kernels for {dtype}")
-        self.has_products = supports(dtype)
         self._silu_and_mul = library().function("silu_and_mul" + SUFFIXES[dtype], POINTER, POINTER, SIZE, SIZE)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        return PackedLinear(weight, bias) if self.has_products else TorchLinear(weight, bias)
+        return PackedLinear(weight, bias)
 
     def gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        if self.has_products and bias is None:
+        if bias is None:
             return PackedGatedLinear(*weight.chunk(2))
         return NativeGatedLinear(self.linear(weight, bias), self._silu_and_mul)
 

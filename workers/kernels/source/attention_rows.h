@@ -12,7 +12,7 @@
 constexpr int64_t BLOCK_PAGES = 16;
 constexpr int64_t BLOCK_KEYS = BLOCK_PAGES * PAGE_KEYS;
 constexpr int64_t GROUP_ROWS = 16;
-constexpr int64_t VECTOR_ROWS = 6;  // by four pages or four vectors of values: 24 sums, 29 of 32 registers
+constexpr int64_t VECTOR_ROWS = 6;
 constexpr int64_t SCORE_STRIDE = BLOCK_KEYS + 16;  // floats; rows a power of two apart would share few cache sets
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
@@ -44,54 +44,64 @@ struct Pages {
 
 inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// Scores of R rows of queries [R][words] with the keys of C pages. Fetches as many pages `ahead` meanwhile.
-template <class T, int R, int C>
-inline void score_pages(const uint32_t* queries, int64_t words, const T* const* pages, const T* const* ahead,
-                        float* scores) {
-    const char *keys[C], *next[C];
-    for (int c = 0; c < C; c++) keys[c] = (const char*)pages[c], next[c] = (const char*)ahead[c];
-    f32x16 acc[R][C] = {};
+// Vectors of scores or of values that so many rows meet at once: each needs a register, and one for each row's sum; one
+// is for what the rows bring.
+constexpr int vectors_at_once(int rows) {
+    const int fit = (REGISTERS - 1) / (rows + 1);
+    return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+// Scores of R rows of queries [R][words] with `V` vectors of keys, the first one `part` vectors into the first page.
+// Fetches as many pages `ahead` meanwhile.
+template <class T, int R, int V>
+inline void score_vectors(const uint32_t* queries, int64_t words, const T* const* pages, const T* const* ahead,
+                          int64_t part, float* scores) {
+    constexpr int PARTS = LANES / VECTOR;
+    const char *keys[V], *next[V];
+    for (int v = 0; v < V; v++) {
+        const int64_t offset = (part + v) % PARTS * VECTOR * 4;
+        keys[v] = (const char*)pages[(part + v) / PARTS] + offset;
+        next[v] = (const char*)ahead[(part + v) / PARTS] + offset;
+    }
+    f32v acc[R][V] = {};
     for (int64_t word = 0; word < words; word++) {
-        u32x16 key[C];
+        u32v key[V];
 #pragma GCC unroll 16
-        for (int c = 0; c < C; c++) key[c] = load_words(keys[c] + word * 64);
+        for (int v = 0; v < V; v++) key[v] = load_words<u32v>(keys[v] + word * 64);
 #pragma GCC unroll 16
-        for (int c = 0; c < C; c++) fetch(next[c] + word * 64);
+        for (int v = 0; v < V; v++) fetch(next[v] + word * 64);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const u32x16 query = spread(load_word(queries + r * words + word));
+            const u32v query = spread<u32v>(load_word(queries + r * words + word));
 #pragma GCC unroll 16
-            for (int c = 0; c < C; c++) acc[r][c] = multiply_words<T>(acc[r][c], key[c], query);
+            for (int v = 0; v < V; v++) acc[r][v] = multiply_words<T>(acc[r][v], key[v], query);
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 16
-        for (int c = 0; c < C; c++) store(scores + r * SCORE_STRIDE + c * LANES, acc[r][c]);
-    }
+    for (int r = 0; r < R; r++) std::memcpy(scores + r * SCORE_STRIDE + part * VECTOR, acc[r], sizeof acc[r]);
 }
 
-// out [R][head_dim] from dimension `at` on, 16 * D of them: the values of `count` pages by the rows' weights. Fetches
+// out [R][head_dim] from dimension `at` on, V vectors of them: the values of `count` pages by the rows' weights. Fetches
 // as much of the pages `ahead` meanwhile.
-template <class T, int R, int D>
+template <class T, int R, int V>
 inline void weigh_values(const float* weights, const T* const* pages, const T* const* ahead, int64_t count,
                          int64_t head_dim, int64_t at, float* out) {
-    f32x16 acc[R][D] = {};
+    f32v acc[R][V] = {};
     for (int64_t page = 0; page < count; page++) {
         const char* value_words = (const char*)pages[page] + at * 4;
         const char* next_words = (const char*)ahead[page] + at * 4;
         const char* weight_words = (const char*)weights + page * PAGE_KEYS * sizeof(T);
         for (int64_t word = 0; word < PAGE_KEYS / PER_WORD<T>; word++) {
-            u32x16 value[D];
+            u32v value[V];
 #pragma GCC unroll 16
-            for (int d = 0; d < D; d++) value[d] = load_words(value_words + d * 64);
+            for (int v = 0; v < V; v++) value[v] = load_words<u32v>(value_words + v * VECTOR * 4);
 #pragma GCC unroll 16
-            for (int d = 0; d < D; d++) fetch(next_words + d * 64);
+            for (int v = 0; v < V; v += LANES / VECTOR) fetch(next_words + v * VECTOR * 4);
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
-                const u32x16 weight = spread(load_word(weight_words + r * SCORE_STRIDE * 4));
+                const u32v weight = spread<u32v>(load_word(weight_words + r * SCORE_STRIDE * 4));
 #pragma GCC unroll 16
-                for (int d = 0; d < D; d++) acc[r][d] = multiply_words<T>(acc[r][d], value[d], weight);
+                for (int v = 0; v < V; v++) acc[r][v] = multiply_words<T>(acc[r][v], value[v], weight);
             }
             value_words += head_dim * 4;
             next_words += head_dim * 4;
@@ -99,10 +109,7 @@ inline void weigh_values(const float* weights, const T* const* pages, const T* c
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 16
-        for (int d = 0; d < D; d++) store(out + r * head_dim + at + d * LANES, acc[r][d]);
-    }
+    for (int r = 0; r < R; r++) std::memcpy(out + r * head_dim + at, acc[r], sizeof acc[r]);
 }
 
 // Hides the scores of a row's keys outside low..high, counted from the first score.
@@ -117,33 +124,38 @@ inline void hide(float* scores, int64_t pages, int64_t low, int64_t high) {
 }
 
 inline float largest_score(const float* scores, int64_t pages) {
-    f32x16 most = f32x16{} + HIDDEN;
-    for (int64_t page = 0; page < pages; page++) most = maximum(load(scores + page * LANES), most);
+    f32v most = f32v{} + HIDDEN;
+    for (int64_t at = 0; at < pages * LANES; at += VECTOR) most = maximum(load_vector<f32v>(scores + at), most);
     return largest(most);
 }
 
 // A row's scores -> its weights as T in the same place, 2^((score - largest) * scale); returns their sum.
 template <class T>
 inline float weights_of(float* scores, int64_t pages, float scale, float largest) {
-    const f32x16 factor = f32x16{} + scale;
-    const f32x16 shift = f32x16{} + (largest == HIDDEN ? 0.0f : -largest * scale);
-    f32x16 even = {}, odd = {};
+    constexpr int PARTS = LANES / VECTOR;
+    const f32v factor = f32v{} + scale;
+    const f32v shift = f32v{} + (largest == HIDDEN ? 0.0f : -largest * scale);
+    f32v even[PARTS] = {}, odd[PARTS] = {};  // additions of even and of odd pages need not wait for each other
     T* weights = reinterpret_cast<T*>(scores);
+    const auto weigh_page = [&](int64_t page, f32v* of_page) {
+        f32v weight[PARTS];
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) {
+            weight[part] = exp2(load_vector<f32v>(scores + page * LANES + part * VECTOR) * factor + shift);
+            of_page[part] += weight[part];
+        }
+        f32x16 whole;
+        std::memcpy(&whole, weight, sizeof whole);
+        store(weights + page * LANES, whole);
+    };
     int64_t page = 0;
     for (; page + 2 <= pages; page += 2) {
-        const f32x16 first = exp2(load(scores + page * LANES) * factor + shift);
-        const f32x16 second = exp2(load(scores + (page + 1) * LANES) * factor + shift);
-        even += first;
-        odd += second;
-        store(weights + page * LANES, first);
-        store(weights + (page + 1) * LANES, second);
+        weigh_page(page, even);
+        weigh_page(page + 1, odd);
     }
-    if (page < pages) {
-        const f32x16 first = exp2(load(scores + page * LANES) * factor + shift);
-        even += first;
-        store(weights + page * LANES, first);
-    }
-    return sum(even + odd);
+    if (page < pages) weigh_page(page, even);
+    for (int part = 1; part < PARTS; part++) even[0] += even[part], odd[0] += odd[part];
+    return sum(even[0] + odd[0]);  // the same where a row's first page is an odd one
 }
 
 // A group's scores [rows][SCORE_STRIDE] over `count` pages, the first key being `first_key` -> weights as T in the same
@@ -164,9 +176,10 @@ inline void weigh(const Group& group, float* scores, int64_t count, int64_t firs
 template <class T, int R>
 void score_rows(const uint32_t* queries, int64_t words, const T* const* keys, const T* const* values, int64_t count,
                 float* scores) {
-    constexpr int C = R <= 2 ? 8 : 4;
-    for (int64_t page = 0; page < count; page += C) {
-        score_pages<T, R, C>(queries, words, keys + page, values + page, scores + page * LANES);
+    constexpr int V = vectors_at_once(R), PARTS = LANES / VECTOR;
+    for (int64_t part = 0; part < count * PARTS; part += V) {
+        const int64_t page = part / PARTS;
+        score_vectors<T, R, V>(queries, words, keys + page, values + page, part % PARTS, scores + page * LANES);
     }
 }
 
@@ -174,12 +187,12 @@ void score_rows(const uint32_t* queries, int64_t words, const T* const* keys, co
 template <class T, int R>
 void weigh_rows(const float* weights, const T* const* values, const T* const* ahead, int64_t count, int64_t head_dim,
                 float* out) {
-    constexpr int D = 4;
+    constexpr int V = std::min(vectors_at_once(R), 4);
     int64_t at = 0;
-    for (; at + D * LANES <= head_dim; at += D * LANES) {
-        weigh_values<T, R, D>(weights, values, ahead, count, head_dim, at, out);
+    for (; at + V * VECTOR <= head_dim; at += V * VECTOR) {
+        weigh_values<T, R, V>(weights, values, ahead, count, head_dim, at, out);
     }
-    for (; at < head_dim; at += LANES) weigh_values<T, R, 1>(weights, values, ahead, count, head_dim, at, out);
+    for (; at < head_dim; at += VECTOR) weigh_values<T, R, 1>(weights, values, ahead, count, head_dim, at, out);
 }
 
 template <class T>

@@ -4,14 +4,6 @@
 
 #include <cmath>
 
-extern "C" int has_bf16_dot() {
-#if defined(__AVX512BF16__)
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 namespace {
 
 constexpr int64_t ROWS_GRAIN = 4;

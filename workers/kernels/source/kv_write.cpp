@@ -69,7 +69,7 @@ inline void put_value(bf16* values, int64_t key, const bf16* from, int64_t head_
         u16x16 halves;
         std::memcpy(&halves, from + at, 32);
         const u32x16 wide = __builtin_convertvector(halves, u32x16);
-        const u32x16 words = (load_words(to + at * 2) & kept) | (key % 2 == 0 ? wide : wide << 16);
+        const u32x16 words = (load_words<u32x16>(to + at * 2) & kept) | (key % 2 == 0 ? wide : wide << 16);
         std::memcpy(to + at * 2, &words, 64);
     }
 }

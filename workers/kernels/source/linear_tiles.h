@@ -1,6 +1,7 @@
 // The products of linear.cpp on the processor's matrix tiles.
 #pragma once
 
+#include "linear_part.h"
 #include "tiles.h"
 
 #if defined(__AMX_BF16__)
@@ -79,6 +80,61 @@ inline void multiply_tiles(const TileProduct& product, float* sums) {
     if constexpr (ROWS == 2) {
         _tile_stored(2, sums + BLOCKS * TILE, 64);
         if constexpr (BLOCKS > 1) _tile_stored(3, sums + 3 * TILE, 64);
+    }
+}
+
+// Of up to 32 rows, the inputs that do not fill a tile, and zeros.
+class LastInputs {
+  public:
+    // Null where tiles are filled.
+    const bf16* copy(const bf16* x, int64_t stride, int64_t rows, int64_t in) {
+        const int64_t left = in % TILE_INPUTS;
+        if (left == 0) return nullptr;
+        for (int64_t row = 0; row < rows; row++) {
+            std::copy_n(x + row * stride + in - left, left, inputs_ + row * TILE_INPUTS);
+        }
+        return inputs_;
+    }
+
+  private:
+    alignas(64) bf16 inputs_[2 * TILE_HEIGHT * TILE_INPUTS] = {};
+};
+
+// As `multiply_by_vectors`.
+template <bool GATED>
+void multiply_by_tiles(const Part<bf16, bf16, bf16>& part, Tiles& tiles) {
+    constexpr int64_t HEIGHT = 2 * TILE_HEIGHT;
+    const int64_t most = part.rows > TILE_HEIGHT || part.width < 4 ? 2 : 4;  // blocks at once
+    const int64_t calls = ceil_div(part.rows, HEIGHT) * ceil_div(part.width, most);
+    LastInputs last;
+    TileProduct product;
+    product.x_bytes = part.x_stride * static_cast<int64_t>(sizeof(bf16));
+    product.pair_bytes = part.step * static_cast<int64_t>(sizeof(bf16));
+    product.steps = ceil_div(part.in, TILE_INPUTS);
+    product.lines = ceil_div(PANEL * TILE_PAIRS, calls);
+    int64_t call = 0;
+    for (int64_t block = 0, count; block < part.width; block += count) {
+        count = std::min(most, part.width - block);
+        product.weights = part.weights + block * BLOCK;
+        for (int64_t row = 0; row < part.rows; row += HEIGHT, call++) {
+            const int64_t height = std::min(HEIGHT, part.rows - row), upper = std::min(TILE_HEIGHT, height);
+            product.upper = part.x + row * part.x_stride;
+            product.lower = product.upper + upper * part.x_stride;
+            product.last = last.copy(product.upper, part.x_stride, height, part.in);
+            product.ahead = calls == 1 ? reinterpret_cast<const char*>(product.weights) + AHEAD
+                                       : part.next + call * part.next_bytes / calls;
+            tiles.set(product_shapes(upper, height - upper));
+            alignas(64) float sums[4 * TILE_HEIGHT * LANES];
+            if (count == 4) multiply_tiles<1, 4>(product, sums);
+            else if (height > upper && count == 2) multiply_tiles<2, 2>(product, sums);
+            else if (height > upper) multiply_tiles<2, 1>(product, sums);
+            else if (count == 2) multiply_tiles<1, 2>(product, sums);
+            else multiply_tiles<1, 1>(product, sums);
+            for (int64_t r = 0; r < height; r++) {
+                const float* of_row = sums + (r / TILE_HEIGHT * count * TILE_HEIGHT + r % TILE_HEIGHT) * LANES;
+                store_row<GATED>(part, row + r, block, count, of_row, TILE_HEIGHT * LANES);
+            }
+        }
     }
 }
 

@@ -28,9 +28,10 @@ struct Cache {
     int64_t values_offset() const { return PAGE_KEYS * head_dim; }
 };
 
-inline u32x16 load_words(const void* from) {
-    u32x16 words;
-    std::memcpy(&words, from, 64);
+template <class Words>
+inline Words load_words(const void* from) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
     return words;
 }
 
@@ -40,23 +41,26 @@ inline uint32_t load_word(const void* from) {
     return word;
 }
 
-inline u32x16 spread(uint32_t word) { return u32x16{} + word; }
+template <class Words>
+inline Words spread(uint32_t word) {
+    return Words{} + word;
+}
 
 // acc + a * b of each lane's word, over the values in it.
 template <class T>
-inline f32x16 multiply_words(f32x16 acc, u32x16 a, u32x16 b);
+inline f32v multiply_words(f32v acc, u32v a, u32v b);
 
 template <>
-inline f32x16 multiply_words<float>(f32x16 acc, u32x16 a, u32x16 b) {
-    return acc + (f32x16)a * (f32x16)b;
+inline f32v multiply_words<float>(f32v acc, u32v a, u32v b) {
+    return acc + (f32v)a * (f32v)b;
 }
 
 template <>
-inline f32x16 multiply_words<bf16>(f32x16 acc, u32x16 a, u32x16 b) {
+inline f32v multiply_words<bf16>(f32v acc, u32v a, u32v b) {
 #if defined(__AVX512BF16__)
-    return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+    return (f32v)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
-    acc += (f32x16)(a << 16) * (f32x16)(b << 16);
-    return acc + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
+    acc += (f32v)(a << 16) * (f32v)(b << 16);
+    return acc + (f32v)(a & 0xffff0000u) * (f32v)(b & 0xffff0000u);
 #endif
 }

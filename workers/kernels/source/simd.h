@@ -16,6 +16,20 @@ using u16x16 = uint16_t __attribute__((vector_size(32)));
 
 constexpr int LANES = 16;
 
+// Floats of one of the processor's own registers, and how many registers there are: for loops that keep their sums in
+// them. Wider types than these would live in memory.
+#if defined(__AVX512F__)
+constexpr int VECTOR = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int VECTOR = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int VECTOR = 4, REGISTERS = 32;
+#else
+constexpr int VECTOR = 4, REGISTERS = 16;
+#endif
+using f32v = float __attribute__((vector_size(VECTOR * 4)));
+using u32v = uint32_t __attribute__((vector_size(VECTOR * 4)));
+
 // The bits of a bfloat16: the upper half of a float.
 struct bf16 {
     uint16_t bits;
@@ -89,84 +103,105 @@ inline void store_some(T* to, f32x16 value, int64_t count) {
     std::copy_n(narrow, std::max<int64_t>(count, 0), to);
 }
 
-inline float sum(f32x16 x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)x);
-#else
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += x[lane];
-    return total;
-#endif
+// What follows is for vectors of any width.
+
+template <class V>
+inline V load_vector(const float* from) {
+    V value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
 }
 
-inline float largest(f32x16 x) {
+template <class V>
+inline float sum(V x) {
 #if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)x);
-#else
-    float most = x[0];
-    for (int lane = 1; lane < LANES; lane++) most = x[lane] > most ? x[lane] : most;
-    return most;
+    if constexpr (sizeof(V) == 64) return _mm512_reduce_add_ps((__m512)x);
 #endif
+    float total = 0;
+    for (unsigned lane = 0; lane < sizeof(V) / 4; lane++) total += x[lane];
+    return total;
+}
+
+template <class V>
+inline float largest(V x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return _mm512_reduce_max_ps((__m512)x);
+#endif
+    float most = x[0];
+    for (unsigned lane = 1; lane < sizeof(V) / 4; lane++) most = x[lane] > most ? x[lane] : most;
+    return most;
 }
 
 // The larger of both; b where either is not a number.
-inline f32x16 maximum(f32x16 a, f32x16 b) {
+template <class V>
+inline V maximum(V a, V b) {
 #if defined(__AVX512F__)
-    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-    return a > b ? a : b;
+    if constexpr (sizeof(V) == 64) return (V)_mm512_max_ps((__m512)a, (__m512)b);
 #endif
+    return a > b ? a : b;
 }
 
 // e^x to about 2 units in the last place; 0 below -87, as for -inf; e^88 above 88, as for inf. A NaN stays one.
 // Argument reduction by powers of two and a polynomial for 2^f with f in [-0.5, 0.5] (Taylor coefficients of exp in
 // f * ln 2).
-inline f32x16 exp(f32x16 x) {
-    const f32x16 zero = {};
-    const f32x16 low = zero - 87.0f, high = zero + 88.0f;
-    const f32x16 clamped = x > low ? (x < high ? x : high) : low;
-    const f32x16 scaled = clamped * 1.44269504088896341f;
-    const f32x16 magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const f32x16 shifted = scaled + magic;
-    const f32x16 whole = shifted - magic;
-    const f32x16 rest = (clamped - whole * 0.693359375f) - whole * -2.12194440e-4f;  // ln 2 in two parts
-    f32x16 p = zero + 1.3981999507e-3f;
+template <class V>
+inline V exp(V x) {
+    using Ints = decltype(x > x);
+    const V zero = {};
+    const V low = zero - 87.0f, high = zero + 88.0f;
+    const V clamped = x > low ? (x < high ? x : high) : low;
+    const V scaled = clamped * 1.44269504088896341f;
+    const V magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const V shifted = scaled + magic;
+    const V whole = shifted - magic;
+    const V rest = (clamped - whole * 0.693359375f) - whole * -2.12194440e-4f;  // ln 2 in two parts
+    V p = zero + 1.3981999507e-3f;
     p = p * rest + 8.3334519073e-3f;
     p = p * rest + 4.1665795894e-2f;
     p = p * rest + 1.6666665459e-1f;
     p = p * rest + 5.0000001201e-1f;
     p = p * rest * rest + rest + 1.0f;
-    const i32x16 exponent = ((i32x16)shifted - (i32x16)magic + 127) << 23;
-    const f32x16 result = p * (f32x16)exponent;
+    const Ints exponent = ((Ints)shifted - (Ints)magic + 127) << 23;
+    const V result = p * (V)exponent;
     return x > low ? result : (x == x ? zero : x);
 }
 
 // 2^x to about 1 unit in the last place; 0 below -126, as for -inf, infinity from 128 on. Smaller numbers are not
 // made on the way either: some processors take a hundred times as long over them.
-inline f32x16 exp2(f32x16 x) {
-    const f32x16 zero = {}, smallest = zero - 126.0f;
-    const f32x16 clamped = maximum(smallest, x);  // -inf would leave no fraction behind. A NaN passes.
+template <class V>
+inline V exp2(V x) {
+    using Ints = decltype(x > x);
+    const V zero = {}, smallest = zero - 126.0f;
+    const V clamped = maximum(smallest, x);  // -inf would leave no fraction behind. A NaN passes.
+    V whole;
 #if defined(__AVX512F__)
-    const f32x16 whole = (f32x16)_mm512_roundscale_ps((__m512)clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-    const f32x16 magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const f32x16 whole = (clamped + magic) - magic;
+    if constexpr (sizeof(V) == 64) {
+        whole = (V)_mm512_roundscale_ps((__m512)clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else
 #endif
-    const f32x16 rest = clamped - whole;  // in [-0.5, 0.5]
-    f32x16 p = zero + 1.32647273e-3f;
+    {
+        const V magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+        whole = (clamped + magic) - magic;
+    }
+    const V rest = clamped - whole;  // in [-0.5, 0.5]
+    V p = zero + 1.32647273e-3f;
     p = p * rest + 9.67151299e-3f;
     p = p * rest + 5.55073358e-2f;
     p = p * rest + 2.40222424e-1f;
     p = p * rest + 6.93147004e-1f;
     p = p * rest + 1.0f;
 #if defined(__AVX512F__)
-    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)smallest, _CMP_NLT_UQ);
-    return (f32x16)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)whole);
-#else
-    const i32x16 exponent = (__builtin_convertvector(whole, i32x16) + 127) << 23;
-    return x < smallest ? zero : whole > 127.0f ? zero + __builtin_inff() : p * (f32x16)exponent;
+    if constexpr (sizeof(V) == 64) {
+        const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)smallest, _CMP_NLT_UQ);
+        return (V)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)whole);
+    }
 #endif
+    const Ints exponent = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    return x < smallest ? zero : whole > 127.0f ? zero + __builtin_inff() : p * (V)exponent;
 }
 
 // x / (1 + e^-x)
-inline f32x16 silu(f32x16 x) { return x / (exp(-x) + 1.0f); }
+template <class V>
+inline V silu(V x) {
+    return x / (exp(-x) + 1.0f);
+}
