@@ -3,19 +3,21 @@
 python -m benchmarks faults kill-worker                      # once, now
 python -m benchmarks faults stop-worker --count 5 --every 20 --seed 3
 
-| fault         | what happens                                                                       |
-|---------------|------------------------------------------------------------------------------------|
-| kill-worker   | SIGKILL to a rank                                                                  |
-| stop-worker   | SIGSTOP to a rank: it holds its sockets and says nothing                           |
-| slow-worker   | a rank runs a tenth of the time, for five seconds                                  |
-| starve-worker | a rank gets no more memory from the system                                         |
-| kill-engine   | SIGKILL to an engine                                                               |
-| stop-engine   | SIGSTOP to an engine                                                               |
-| kill-node     | SIGKILL to a raylet that is not the head's, and to all that it started             |
-| cut-link      | every link on which steps are executed is shut down (needs the right to trace)     |
-| garbage       | random bytes to every port that an engine or a front end listens on                |
-| full-disk     | files of the service's Python processes cannot grow: its logs                      |
-| redeploy      | the application is deployed again, with another token budget: its engines are new  |
+| fault          | what happens                                                                       |
+|----------------|------------------------------------------------------------------------------------|
+| kill-worker    | SIGKILL to a rank                                                                  |
+| stop-worker    | SIGSTOP to a rank: it holds its sockets and says nothing                           |
+| slow-worker    | a rank runs a tenth of the time, for five seconds                                  |
+| starve-worker  | a rank gets no more memory from the system                                         |
+| kill-engine    | SIGKILL to an engine                                                               |
+| stop-engine    | SIGSTOP to an engine                                                               |
+| pause-engine   | SIGSTOP to an engine, and SIGCONT nine seconds later                               |
+| pause-frontend | SIGSTOP to a front end, and SIGCONT ten seconds later                              |
+| kill-node      | SIGKILL to a raylet that is not the head's, and to all that it started             |
+| cut-link       | every link on which steps are executed is shut down (needs the right to trace)     |
+| garbage        | random bytes to every port that an engine or a front end listens on                |
+| full-disk      | files of the service's Python processes cannot grow: its logs                      |
+| redeploy       | the application is deployed again, with another token budget: its engines are new  |
 
 Which process is hit, and garbage's bytes, come from the seed. Knows nothing of what should happen then.
 """
@@ -35,79 +37,14 @@ from pathlib import Path
 
 import psutil
 
-ENGINE, FRONTEND = "ray::ServeReplica:chunkserve:engine", "ray::ServeReplica:chunkserve:frontend"
-WORKER = "ray::WorkerActor"
-Link = tuple[tuple[str, int], tuple[str, int]]
-"""Own host and port, the peer's host and port."""
+from benchmarks.service_processes import ENGINE, FRONTEND, FaultError, ServiceProcesses
+
 SLOW_SECONDS = 5.0
+ENGINE_PAUSE_SECONDS = 9.0
+"""Long enough for front ends to give its streams to another engine, and too short for Serve to replace it."""
+FRONTEND_PAUSE_SECONDS = 10.0
 DEPLOY_SECONDS = 240.0
 _PIDFD_GETFD = 438  # Linux 5.6, all architectures
-
-
-class FaultError(Exception):
-    """The fault cannot be made here; the message says why."""
-
-
-class ServiceProcesses:
-    """The processes of one service: all that `root` has started, or without a root all of this machine."""
-
-    def __init__(self, root: int | None = None) -> None:
-        self._root = root
-
-    def named(self, title: str) -> list[psutil.Process]:
-        """Those whose title begins so, the oldest first. Raises FaultError when there is none."""
-        found = [process for process in self._all() if _title(process).startswith(title)]
-        if not found:
-            raise FaultError(f"no process is called {title!r}")
-        return sorted(found, key=lambda process: (process.create_time(), process.pid))
-
-    def python(self) -> list[psutil.Process]:
-        """All that Ray runs in Python for the service."""
-        return [process for process in self._all() if _title(process).startswith("ray::")]
-
-    def far_raylets(self) -> list[psutil.Process]:
-        """Those of nodes that are not the head. Raises FaultError when there is none."""
-        raylets = [process for process in self._all() if _title(process).endswith("/raylet")]
-        far = [process for process in raylets if "--head" not in process.cmdline()]
-        if not far:
-            raise FaultError("the service has no node but the head")
-        return far
-
-    def head_raylet(self) -> psutil.Process:
-        """Raises FaultError when there is none."""
-        for process in self._all():
-            if _title(process).endswith("/raylet") and "--head" in process.cmdline():
-                return process
-        raise FaultError("no Ray runs")
-
-    def launcher(self) -> psutil.Process:
-        """Raises FaultError when there is none."""
-        for process in self._all():
-            with suppress(psutil.Error):
-                if process.cmdline()[1:4] == ["-m", "cluster", "serve"]:
-                    return process
-        raise FaultError("no `python -m cluster serve` runs")
-
-    def ranks(self) -> list[psutil.Process]:
-        """Workers that serve an engine; a spare that waits for its turn has no link. Raises FaultError for none."""
-        links = set(self.step_links())
-        found = [process for process in self.named(WORKER) if links.intersection(_dialled(process))]
-        if not found:
-            raise FaultError("no worker has a link to an engine")
-        return found
-
-    def step_links(self) -> list[Link]:
-        """(worker's end, engine's end) of each link on which steps are executed."""
-        dialled = [pair for process in self.named(WORKER) for pair in _dialled(process)]
-        accepted = {(theirs, ours) for process in self.named(ENGINE) for ours, theirs in _dialled(process)}
-        return [pair for pair in dialled if pair in accepted]
-
-    def _all(self) -> list[psutil.Process]:
-        if self._root is None:
-            return list(psutil.process_iter())
-        with suppress(psutil.NoSuchProcess):
-            return list(psutil.Process(self._root).children(recursive=True))
-        raise FaultError(f"the service's process {self._root} is gone")
 
 
 @contextmanager
@@ -122,27 +59,6 @@ def _borrowed(pid: int, descriptor: int) -> Iterator[socket.socket]:
             yield borrowed
     finally:
         os.close(process)
-
-
-def _dialled(process: psutil.Process) -> list[Link]:
-    """(own address, peer's address) of open connections whose own port is not one that the process listens on: an
-    engine stops to listen once its ranks have dialled, and Ray never does."""
-    with suppress(psutil.Error):
-        connections = process.net_connections("tcp")
-        listening = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
-        return [
-            (tuple(each.laddr), tuple(each.raddr))
-            for each in connections
-            if each.status == psutil.CONN_ESTABLISHED and each.laddr.port not in listening
-        ]
-    return []
-
-
-def _title(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return str((process.cmdline() or [""])[0])
-    return ""
 
 
 # The faults: each says what it did
@@ -162,6 +78,16 @@ def kill_engine(processes: ServiceProcesses, rng: random.Random) -> str:
 
 def stop_engine(processes: ServiceProcesses, rng: random.Random) -> str:
     return _suspend(rng.choice(processes.named(ENGINE)), "engine")
+
+
+def pause_engine(processes: ServiceProcesses, rng: random.Random) -> str:
+    """Blocks while it lasts."""
+    return _pause(rng.choice(processes.named(ENGINE)), "engine", ENGINE_PAUSE_SECONDS)
+
+
+def pause_frontend(processes: ServiceProcesses, rng: random.Random) -> str:
+    """Blocks while it lasts."""
+    return _pause(rng.choice(processes.named(FRONTEND)), "front end", FRONTEND_PAUSE_SECONDS)
 
 
 def slow_worker(processes: ServiceProcesses, rng: random.Random) -> str:
@@ -246,8 +172,8 @@ Fault = Callable[[ServiceProcesses, random.Random], str]
 FAULTS: dict[str, Fault] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        kill_worker, stop_worker, slow_worker, starve_worker, kill_engine, stop_engine, kill_node, cut_link, garbage,
-        full_disk, redeploy,
+        kill_worker, stop_worker, slow_worker, starve_worker, kill_engine, stop_engine, pause_engine, pause_frontend,
+        kill_node, cut_link, garbage, full_disk, redeploy,
     )
 }  # fmt: skip
 
@@ -260,6 +186,19 @@ def _kill(victim: psutil.Process, what: str) -> str:
 def _suspend(victim: psutil.Process, what: str) -> str:
     victim.suspend()
     return f"stopped {what} {victim.pid}"
+
+
+def _pause(victim: psutil.Process, what: str, seconds: float) -> str:
+    """Raises FaultError when it is killed meanwhile."""
+    victim.suspend()
+    try:
+        time.sleep(seconds)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            victim.resume()
+    if not victim.is_running():
+        raise FaultError(f"{what} {victim.pid} did not live through a pause of {seconds:g} s")
+    return f"{what} {victim.pid} was stopped for {seconds:g} s"
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

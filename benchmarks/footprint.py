@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import psutil
 
-from benchmarks.faults import ENGINE, FRONTEND, WORKER, FaultError, ServiceProcesses
+from benchmarks.service_processes import ENGINE, FRONTEND, WORKER, FaultError, ServiceProcesses
 
 PARTS = {"engine": ENGINE, "front end": FRONTEND, "workers": WORKER}
 

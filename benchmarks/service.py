@@ -31,16 +31,19 @@ def free_port() -> int:
 
 @contextmanager
 def running_service(
-    settings: Sequence[str], start_seconds: float = START_SECONDS, address: str | None = None
+    settings: Sequence[str],
+    start_seconds: float = START_SECONDS,
+    address: str | None = None,
+    module: str = "cluster",
 ) -> Iterator[str]:
     """Start `chunkserve serve` with these `key=value` settings; yields its base URL once it is healthy.
 
-    With an `address` on the Ray cluster there, else on one of its own.
+    With an `address` on the Ray cluster there, else on one of its own. `module` is what Python runs as the command.
 
     Raises ServiceError when it is not healthy in time, ends early, or does not end on SIGTERM.
     """
     port = free_port()
-    command = [sys.executable, "-m", "cluster", "serve", f"server.port={port}", *settings]
+    command = [sys.executable, "-m", module, "serve", f"server.port={port}", *settings]
     command += [] if address is None else ["--address", address]
     with running_server(command, f"http://127.0.0.1:{port}", start_seconds=start_seconds) as base_url:
         yield base_url

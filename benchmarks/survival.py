@@ -10,84 +10,37 @@ changed, or waited longer than the limit.
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
-from benchmarks.faults import FAULTS, FaultError, ServiceProcesses
+from benchmarks.faults import FAULTS
 from benchmarks.footprint import Footprint, footprints
 from benchmarks.loadgen import first_model, new_session
 from benchmarks.nodes import two_nodes
 from benchmarks.random_model import write_served_model
+from benchmarks.scenes import ODD_STREAM, SCENES, Scene
 from benchmarks.service import running_service
+from benchmarks.service_processes import FaultError, ServiceProcesses
 from benchmarks.stream_load import Load, Stream
-from benchmarks.summary import spread_of, table
+from benchmarks.trials import Book, Trial, report
+from cluster.metrics.series import PREFIX
 
 READY_SECONDS = 120.0
 """After a trial, until the service is whole again."""
 STREAM_SECONDS = 300.0
+METRICS_SECONDS = 2.5
+"""Until engines have pushed what they counted."""
 SETTLE_SECONDS = 10.0
 """Until what is replaced after a fault holds what it will hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A fault, the service it is made in, and what it may cost."""
-
-    fault: str
-    settings: tuple[str, ...]
-    num_ranks: int
-    """Of all engines together."""
-    limit: float
-    """Seconds that the longest gap in any stream may last (tiny model)."""
-    nodes: bool = False
-    """On two nodes, of which the head has room for all but one engine."""
-
-
-_TP2 = ("parallel.tensor_parallel_size=2",)
-_TWO = ("parallel.num_replicas=2",)
-SCENES = {
-    "kill-worker": Scene("kill-worker", _TP2, 2, 5.0),
-    "stop-worker": Scene("stop-worker", _TP2, 2, 15.0),
-    "slow-worker": Scene("slow-worker", _TP2, 2, 15.0),
-    "starve-worker": Scene("starve-worker", _TP2, 2, 15.0),
-    "cut-link": Scene("cut-link", _TP2, 2, 5.0),
-    "garbage": Scene("garbage", _TP2, 2, 1.0),
-    "full-disk": Scene("full-disk", _TP2, 2, 1.0),
-    "kill-engine": Scene("kill-engine", (), 1, 12.0),
-    "kill-engine-of-two": Scene("kill-engine", _TWO, 2, 1.0),
-    "stop-engine-of-two": Scene("stop-engine", _TWO, 2, 15.0),
-    "redeploy": Scene("redeploy", (), 1, 12.0),
-    "redeploy-of-two": Scene("redeploy", _TWO, 2, 5.0),
-    "kill-node": Scene("kill-node", _TWO, 2, 12.0, nodes=True),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What one fault cost."""
-
-    failed: int
-    """Streams with an error, or without an end."""
-    changed: int
-    """Streams whose text or number of tokens is not that of the undisturbed run."""
-    longest_gap: float
-    """Seconds without a token, of the stream that waited longest; from sending to the first token counts too."""
-    unhealthy_after: float | None
-    """Seconds from the fault to the first /health that is not good; None: it was good all the time."""
-    note: str
-    errors: list[str]
 
 
 class Bench:
@@ -101,6 +54,7 @@ class Bench:
         self._processes = ServiceProcesses(os.getpid())
         self._calm: list[Stream] = []
         self._seconds = 0.0
+        self._engines: set[str] = set()
 
     async def calm(self) -> None:
         """The undisturbed run, twice: the first one warms the service up. Raises FaultError when it is not calm."""
@@ -111,32 +65,66 @@ class Bench:
         errors = [stream.error for stream in self._calm if stream.error is not None]
         if errors:
             raise FaultError(f"the undisturbed run has errors: {errors[0]}")
+        self._engines = await self._serving_engines() if self._scene.same_engines else set()
 
     async def trial(self, seed: int) -> Trial:
         """One fault at a moment that the seed names, within the middle of the run. Raises FaultError."""
-        rng = random.Random(seed)
-        running = asyncio.ensure_future(self._load.run(self._session))
+        rng, scene = random.Random(seed), self._scene
+        unlike = {} if scene.client is None else {ODD_STREAM: scene.client(rng, self._load.max_tokens)}
+        recoveries = sum((await self._counted("engine_recoveries")).values())
+        running = asyncio.ensure_future(self._load.run(self._session, unlike))
         await asyncio.sleep(rng.uniform(0.05, 0.5) * self._seconds)
         at = time.perf_counter()
         watching = asyncio.ensure_future(self._watch(at))
-        note = await asyncio.to_thread(FAULTS[self._scene.fault], self._processes, rng)
+        notes = [client.what for client in unlike.values()]
+        if scene.fault is not None:
+            notes.append(await asyncio.to_thread(FAULTS[scene.fault], self._processes, rng))
+        until = time.perf_counter()
         streams = await running
         self._repair()  # in this thread, for Ray sets signal handlers when it starts a node
         await self._wait_whole()
         watching.cancel()
         unhealthy_after = (await asyncio.gather(watching, return_exceptions=True))[0]
-        pairs = list(zip(streams, self._calm, strict=True))
+        meant = set(unlike)
+        if scene.hits_some:
+            meant |= {index for index, stream in enumerate(streams) if stream.waited_from_to(at + 1, until)}
+        if meant:
+            waited = ", ".join(f"{streams[index].longest_gap():.2f}" for index in sorted(meant))
+            notes.append(f"{len(meant)} streams that it was meant for waited {waited} s at most")
+        must_fail = {} if scene.fatal is None else dict.fromkeys(unlike, scene.fatal)
         return Trial(
-            failed=sum(stream.error is not None for stream in streams),
-            changed=sum(
-                stream.error is None and (stream.text, stream.num_tokens) != (calm.text, calm.num_tokens)
-                for stream, calm in pairs
-            ),
-            longest_gap=max(after - before for stream in streams for before, after in pairwise(stream.times)),
+            failed=sum(not _ended_well(stream, must_fail.get(index)) for index, stream in enumerate(streams)),
+            changed=sum(not _as_calm(stream, calm) for stream, calm in zip(streams, self._calm, strict=True)),
+            longest_gap=max(stream.longest_gap() for index, stream in enumerate(streams) if index not in meant),
             unhealthy_after=unhealthy_after if isinstance(unhealthy_after, float) else None,
-            note=note,
+            recoveries=round(sum((await self._counted("engine_recoveries")).values()) - recoveries),
+            lost_engines=len(self._engines - await self._serving_engines()) if scene.same_engines else 0,
+            note="; ".join(notes),
             errors=sorted({stream.error for stream in streams if stream.error is not None}),
         )
+
+    async def _serving_engines(self) -> set[str]:
+        """By the names that metrics give them, those that generate when there are streams."""
+        before = await self._counted("generation_tokens")
+        await self._load.run(self._session)
+        after = await self._counted("generation_tokens")
+        return {engine for engine, count in after.items() if count > before.get(engine, 0)}
+
+    async def _counted(self, name: str) -> Counter[str]:
+        """A counter of engines, by engine. Raises FaultError when the service does not tell."""
+        await asyncio.sleep(METRICS_SECONDS)
+        found: Counter[str] = Counter()
+        try:
+            async with self._session.get(f"{self._url}/metrics", timeout=aiohttp.ClientTimeout(10)) as response:
+                response.raise_for_status()
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise FaultError(f"the service does not tell its metrics: {error!r}") from None
+        for line in text.splitlines():
+            if line.startswith(f"{PREFIX}{name}_total{{"):
+                labels, _, value = line.rpartition(" ")
+                found[labels.partition('engine="')[2].partition('"')[0]] += round(float(value))
+        return found
 
     async def _watch(self, since: float) -> float:
         """Until /health is not good; seconds since the fault."""
@@ -171,27 +159,6 @@ class Bench:
         return footprints(self._processes)
 
 
-class Book:
-    """Trials by scene and index, in a JSON file or, without a path, in memory."""
-
-    def __init__(self, path: Path | None, same: dict[str, Any]) -> None:
-        """Raises FaultError when the file holds trials of another load than `same`."""
-        self._path, self._same = path, same
-        self.trials: dict[str, dict[str, Any]] = {}
-        if path is not None and path.exists():
-            content = json.loads(path.read_text())
-            if content["same"] != same:
-                raise FaultError(f"{path} holds trials of {content['same']}, and not of {same}")
-            self.trials = content["trials"]
-
-    def add(self, name: str, index: int, trial: Trial) -> None:
-        self.trials.setdefault(name, {})[str(index)] = asdict(trial)
-        if self._path is not None:
-            new = self._path.with_name(f"{self._path.name}.new")
-            new.write_text(json.dumps({"same": self._same, "trials": self.trials}, indent=1))
-            os.replace(new, self._path)
-
-
 @contextmanager
 def running_scene(scene: Scene, settings: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Start the scene's service; yields its base URL and what repairs it after a fault."""
@@ -200,7 +167,19 @@ def running_scene(scene: Scene, settings: Sequence[str]) -> Iterator[tuple[str, 
         repair: Callable[[], None] = _nothing
         if scene.nodes:
             address, repair = stack.enter_context(two_nodes(head_cpus=3, far_cpus=2))
-        yield stack.enter_context(running_service([*settings, *scene.settings], address=address)), repair
+        service = running_service([*settings, *scene.settings], address=address, module=scene.module)
+        yield stack.enter_context(service), repair
+
+
+def _ended_well(stream: Stream, fatal: str | None) -> bool:
+    return stream.error is None if fatal is None else stream.error is not None and fatal in stream.error
+
+
+def _as_calm(stream: Stream, calm: Stream) -> bool:
+    """Whether it is the undisturbed one, or with an error its beginning."""
+    if stream.error is not None:
+        return calm.text.startswith(stream.text)
+    return (stream.text, stream.num_tokens) == (calm.text, calm.num_tokens)
 
 
 def _nothing() -> None:
@@ -227,24 +206,6 @@ async def run_scene(
         after = bench.footprints()
         for part, footprint in (before or {}).items():
             print(f"  {part}, after the first fault and after {len(missing)}: {footprint.change_to(after[part])}")
-
-
-def report(book: Book) -> bool:
-    """Print the table; whether every trial was good."""
-    rows, good = [], True
-    for name, trials in book.trials.items():
-        scene, runs = SCENES[name], list(trials.values())
-        gaps = [round(run["longest_gap"], 2) for run in runs]
-        seen = [round(run["unhealthy_after"], 2) for run in runs if run["unhealthy_after"] is not None]
-        failed, changed = (sum(run[key] for run in runs) for key in ("failed", "changed"))
-        fine = not failed and not changed and max(gaps) <= scene.limit
-        good &= fine
-        verdict = "ok" if fine else "MISS"
-        gap, health = spread_of(gaps), spread_of(seen) if seen else "-"
-        rows.append([name, len(runs), failed, changed, gap, scene.limit, health, verdict])
-    header = ["fault", "trials", "failed", "changed", "longest gap, s", "limit", "unhealthy after, s"]
-    print(table([*header, ""], rows))
-    return good
 
 
 @contextmanager

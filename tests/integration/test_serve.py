@@ -15,8 +15,9 @@ from api_fakes import VOCAB
 from served_model import MAX_MODEL_LEN, write_served_model
 from service_process import ServiceProcess
 
-from benchmarks.faults import ENGINE, FAULTS, ServiceProcesses
+from benchmarks.faults import FAULTS
 from benchmarks.loadgen import new_session
+from benchmarks.service_processes import ENGINE, ServiceProcesses
 from benchmarks.stream_load import Load, Stream
 
 MODEL = "tiny"

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
-from benchmarks.faults import ENGINE, FAULTS, WORKER, FaultError, ServiceProcesses, main
+from benchmarks.faults import FAULTS, main
+from benchmarks.service_processes import ENGINE, WORKER, FaultError, ServiceProcesses
 
 DEADLINE = 30.0
 _ENGINE_CODE = """
@@ -85,6 +87,26 @@ def test_stopped(pair: Pair, fault: str, victim: int) -> None:
     inflict(fault)
     until(lambda: psutil.Process(pair[victim].pid).status() == psutil.STATUS_STOPPED)
     assert psutil.Process(pair[1 - victim].pid).status() != psutil.STATUS_STOPPED
+
+
+def test_paused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.faults.ENGINE_PAUSE_SECONDS", 1.0)
+    with ThreadPoolExecutor() as pool:
+        pausing = pool.submit(inflict, "pause-engine")
+        until(lambda: psutil.Process(pair[0].pid).status() == psutil.STATUS_STOPPED)
+        assert pausing.result(DEADLINE) == f"engine {pair[0].pid} was stopped for 1 s"
+    assert psutil.Process(pair[0].pid).status() != psutil.STATUS_STOPPED
+
+
+def test_what_does_not_live_through_a_pause_is_said(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.faults.ENGINE_PAUSE_SECONDS", 1.0)
+    with ThreadPoolExecutor() as pool:
+        pausing = pool.submit(inflict, "pause-engine")
+        until(lambda: psutil.Process(pair[0].pid).status() == psutil.STATUS_STOPPED)
+        pair[0].kill()
+        pair[0].wait(DEADLINE)
+        with pytest.raises(FaultError, match="did not live through"):
+            pausing.result(DEADLINE)
 
 
 def test_cut_link(pair: Pair) -> None:
