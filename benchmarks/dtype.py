@@ -1,4 +1,4 @@
-"""The dtype that a benchmark of kernels runs in, as an option."""
+"""The dtype that benchmarks run in."""
 
 import argparse
 
@@ -9,13 +9,18 @@ from workers.device import select_dtype
 _CPU = torch.device("cpu")
 
 
+def processor_dtype() -> str:
+    """What servers compute in fastest on this processor: bfloat16 where it has the instructions, else float32."""
+    return str(_dtype("auto")).removeprefix("torch.")
+
+
 def add_dtype(parser: argparse.ArgumentParser) -> None:
     """Adds --dtype, by default what the service computes in on this processor."""
     parser.add_argument(
         "--dtype",
         type=_dtype,
         default="auto",
-        help="bfloat16 or float32; by default what the service computes in on this processor",
+        help="bfloat16 or float32",
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.client import Dialect
 from benchmarks.comparison import Pair, Place, is_disturbed, report
+from benchmarks.dtype import processor_dtype
 from benchmarks.loadgen import first_model, new_session, run_once
 from benchmarks.machine import CpuWatch, children, cores_used_by, paused
 from benchmarks.peers.environment import PeerError
@@ -116,7 +117,7 @@ class Comparison:
             return running_peer(self._peer, self._model, budget)
         settings = [
             f"model.path={self._model}",
-            "model.dtype=bfloat16",
+            f"model.dtype={processor_dtype()}",
             f"scheduler.max_num_batched_tokens={budget}",
             "cache.memory_gb=1",
             *self._args.settings,
@@ -188,7 +189,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _leave)  # so that the servers are stopped
     peer = PEERS[args.peer]()
     model = open_store(print).resolve(args.model).directory
-    same: dict[str, Any] = {"peer": peer.title, "model": str(model), "settings": args.settings}
+    same: dict[str, Any] = {
+        "peer": peer.title,
+        "model": str(model),
+        "settings": args.settings,
+        "dtype": processor_dtype(),
+    }
     try:
         comparison = Comparison(args, peer, model, RunBook(args.out, same))
         comparison.run()

