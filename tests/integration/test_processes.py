@@ -92,6 +92,8 @@ def test_a_signal_when_ready(start: Start, number: int, whole_group: bool) -> No
 
 
 DRAIN_SECONDS = 2
+LONG, SHORT, REMAINDER = 4000, 200, 40
+"""Output lengths, in tokens; the signal is sent when about `REMAINDER` tokens of a short one are still to come."""
 WRITE_SECONDS = 10.0
 """What the ends of the last streams may take when their time is over; it is seconds less on an idle machine."""
 
@@ -100,7 +102,8 @@ async def test_sigterm_under_load_ends_every_stream_within_the_drain_time(start:
     service = start(f"server.drain_seconds={DRAIN_SECONDS}", "model.name=tiny", "cache.memory_gb=0.25")
     service.wait_ready()
     directory = service.run_directory
-    all_begun, num_begun, lengths = asyncio.Event(), 0, [4000, 600] * 6
+    all_begun, short_near_end = asyncio.Event(), asyncio.Event()
+    num_begun, lengths = 0, [LONG, SHORT] * 6
 
     async def read(client: httpx.AsyncClient, max_tokens: int) -> tuple[str, float]:
         """Its end, and when that came."""
@@ -117,13 +120,16 @@ async def test_sigterm_under_load_ends_every_stream_within_the_drain_time(start:
                     num_begun += 1
                     if num_begun == len(lengths):
                         all_begun.set()
+                if max_tokens == SHORT and len(events) >= SHORT - REMAINDER:
+                    short_near_end.set()
         if events[-1] == "[DONE]":
             return json.loads(events[-2])["choices"][0]["finish_reason"], time.monotonic()
         return json.loads(events[-1])["error"]["type"], time.monotonic()
 
     async with httpx.AsyncClient(base_url=service.base_url, timeout=60, trust_env=False) as client:
         reading = [asyncio.ensure_future(read(client, max_tokens)) for max_tokens in lengths]
-        await asyncio.wait_for(all_begun.wait(), 60)
+        for event in (all_begun, short_near_end):
+            await asyncio.wait_for(event.wait(), 60)
         service.process.terminate()
         told_at = time.monotonic()
         ends = await asyncio.wait_for(asyncio.gather(*reading), 60)
@@ -131,7 +137,7 @@ async def test_sigterm_under_load_ends_every_stream_within_the_drain_time(start:
     assert max(at for _, at in ends) - told_at < DRAIN_SECONDS + WRITE_SECONDS
     reasons = [reason for reason, _ in ends]
     assert set(reasons) == {"length", "server_error"}
-    assert reasons.count("server_error") <= lengths.count(4000)
+    assert reasons.count("server_error") <= lengths.count(LONG)
     assert await asyncio.to_thread(service.wait) == 0, service.output
     told = re.search(r"drained: (\d+) open requests ended by themselves, (\d+) with an error", service.output)
     assert told is not None, service.output
