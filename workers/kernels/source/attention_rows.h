@@ -63,7 +63,8 @@ inline void score_vectors(const uint32_t* queries, int64_t words, const T* const
         keys[v] = (const char*)pages[(part + v) / PARTS] + offset;
         next[v] = (const char*)ahead[(part + v) / PARTS] + offset;
     }
-    f32v acc[R][V] = {};
+    f32v acc[R][V];
+    clear(acc);
     for (int64_t word = 0; word < words; word++) {
         u32v key[V];
 #pragma GCC unroll 16
@@ -78,7 +79,7 @@ inline void score_vectors(const uint32_t* queries, int64_t words, const T* const
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) std::memcpy(scores + r * SCORE_STRIDE + part * VECTOR, acc[r], sizeof acc[r]);
+    for (int r = 0; r < R; r++) store_vectors(scores + r * SCORE_STRIDE + part * VECTOR, acc[r]);
 }
 
 // out [R][head_dim] from dimension `at` on, V vectors of them: the values of `count` pages by the rows' weights. Fetches
@@ -86,7 +87,8 @@ inline void score_vectors(const uint32_t* queries, int64_t words, const T* const
 template <class T, int R, int V>
 inline void weigh_values(const float* weights, const T* const* pages, const T* const* ahead, int64_t count,
                          int64_t head_dim, int64_t at, float* out) {
-    f32v acc[R][V] = {};
+    f32v acc[R][V];
+    clear(acc);
     for (int64_t page = 0; page < count; page++) {
         const char* value_words = (const char*)pages[page] + at * 4;
         const char* next_words = (const char*)ahead[page] + at * 4;
@@ -109,7 +111,7 @@ inline void weigh_values(const float* weights, const T* const* pages, const T* c
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) std::memcpy(out + r * head_dim + at, acc[r], sizeof acc[r]);
+    for (int r = 0; r < R; r++) store_vectors(out + r * head_dim + at, acc[r]);
 }
 
 // Hides the scores of a row's keys outside low..high, counted from the first score.

@@ -70,7 +70,8 @@ inline f32v dot(f32v sum, u32v weights, uint32_t pair) {
 template <int ROWS, int VECTORS>
 inline void add_words(f32v (&sums)[ROWS][VECTORS], const bf16* weights, const uint32_t (&pairs)[ROWS]) {
     u32v w[VECTORS];
-    std::memcpy(w, weights, sizeof w);
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) std::memcpy(&w[v], weights + v * PAIR * VECTOR, sizeof w[v]);
 #pragma GCC unroll 6
     for (int row = 0; row < ROWS; row++) {
 #pragma GCC unroll 8
@@ -99,7 +100,8 @@ inline void add_last(f32v (&sums)[ROWS][VECTORS], const bf16* weights, const bf1
 template <class X, class W, int ROWS, int BLOCKS>
 void multiply_vectors(const VectorProduct<X, W>& product, float* sums) {
     constexpr int VECTORS = BLOCKS * LANES / VECTOR;
-    f32v acc[ROWS][VECTORS] = {};
+    f32v acc[ROWS][VECTORS];
+    clear(acc);
     const X* x = product.x;
     const W* weights = product.weights;
     const char* ahead = product.ahead;
@@ -118,7 +120,7 @@ void multiply_vectors(const VectorProduct<X, W>& product, float* sums) {
     for (; at < pairs; at++, weights += step, x += PAIR) add_pair(acc, weights, x, stride);
     if (product.in % PAIR) add_last(acc, weights, x, stride);
 #pragma GCC unroll 6
-    for (int row = 0; row < ROWS; row++) std::memcpy(sums + row * PANEL * LANES, acc[row], sizeof acc[row]);
+    for (int row = 0; row < ROWS; row++) store_vectors(sums + row * PANEL * LANES, acc[row]);
 }
 
 template <class X, class W>

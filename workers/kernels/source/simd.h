@@ -30,6 +30,23 @@ constexpr int VECTOR = 4, REGISTERS = 16;
 using f32v = float __attribute__((vector_size(VECTOR * 4)));
 using u32v = uint32_t __attribute__((vector_size(VECTOR * 4)));
 
+// Sums that a loop keeps in registers are cleared and stored one by one: an array that is set or copied whole lives in
+// memory.
+template <int ROWS, int VECTORS>
+inline void clear(f32v (&sums)[ROWS][VECTORS]) {
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; row++) {
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) sums[row][v] = f32v{};
+    }
+}
+
+template <int VECTORS>
+inline void store_vectors(float* to, const f32v (&sums)[VECTORS]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++) std::memcpy(to + v * VECTOR, &sums[v], sizeof sums[v]);
+}
+
 // The bits of a bfloat16: the upper half of a float.
 struct bf16 {
     uint16_t bits;
