@@ -107,7 +107,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    backend: str = _setting("auto", choice("auto", "torch", "flash"))
+    backend: str = _setting("auto", choice("auto", "torch", "native", "flash"))
 
 
 @dataclass(frozen=True, slots=True)
