@@ -26,7 +26,10 @@ def two_nodes(head_cpus: int, far_cpus: int) -> Iterator[tuple[str, Callable[[],
     """
     directory = Path(tempfile.mkdtemp(prefix="chunkserve-nodes-", dir="/tmp"))
     os.environ.update(serve_environment(directory, None) | _HEALTH)
+    from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster
+
+    Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # Where it writes its address, on a new machine too.
 
     cluster = Cluster(shutdown_at_exit=False)
     try:

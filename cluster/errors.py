@@ -6,6 +6,7 @@ ChunkserveError
 +-- RequestError       the client's fault: becomes a 4xx that names the field
 +-- EngineError        the engine cannot serve: becomes a 503
     +-- EngineLost     the engine that held a request cannot go on with it; another may
+    +-- RequestFailed  the engine serves, but not this request: becomes a 500 that says why
     +-- ExecutorError  a rank died, hung or answered nonsense
 """
 
@@ -52,6 +53,10 @@ class EngineError(ChunkserveError):
 
 class EngineLost(EngineError):
     """The engine that held a request cannot go on with it, whatever became of it; another may."""
+
+
+class RequestFailed(EngineError):
+    """The engine gave up this request alone, and would again; the message says why, to the client too."""
 
 
 LossKind = Literal["worker_died", "worker_hung", "step_failed", "link", "startup"]

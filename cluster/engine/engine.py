@@ -184,9 +184,9 @@ class Engine:
 
     def _fail_poison(self, scheduler: Scheduler, convicted: Sequence[str], loss: ExecutorError) -> None:
         """End requests at which the ranks die each time: no other engine should be given them."""
-        cause = f"the ranks died each time this request was computed, the last time: {loss}"
+        cause = "the ranks died each time this request was computed"
         for request_id in convicted:
-            logger.error("request %s is failed: %s", request_id, cause)
+            logger.error("request %s is failed: %s, the last time: %s", request_id, cause, loss)
             scheduler.finish_request(request_id, RequestStatus.FINISHED_ERROR)
         self._finish_between_steps([RequestOutput(name, [], finish_reason="error", error=cause) for name in convicted])
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.errors import EngineError
+from cluster.errors import EngineError, RequestFailed
 from cluster.frontend.detokenizer import Detokenizer
 from cluster.frontend.sampling_fields import StopRules
 from cluster.frontend.stop_strings import StopStrings
@@ -86,7 +86,8 @@ class Choice:
             for position, logprobs in enumerate(output.prompt_logprobs.tokens, output.prompt_logprobs.start):
                 self._prompt_logprobs[position] = logprobs
         if output.finish_reason not in (None, "stop", "length"):
-            raise EngineError(f"the engine ended the request with {output.finish_reason}: {output.error}")
+            kind = RequestFailed if output.finish_reason == "error" else EngineError
+            raise kind(f"the engine ended the request with {output.finish_reason}: {output.error}")
         delta = ChoiceDelta()
         if not self._echoed and (output.new_token_ids or output.finish_reason is not None):
             self._echo_prompt(delta)

@@ -11,13 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from cluster.errors import EngineError, RequestError
+from cluster.errors import EngineError, RequestError, RequestFailed
 from cluster.frontend.responses import encode_json
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
 """What a client is told to wait when the answer is "not now"."""
+_NO_RETRY = {"x-should-retry": "false"}
+"""Clients of the API repeat a 5xx by themselves: not what a deadline is set for, nor what helps a request that fails."""
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -31,6 +33,9 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body of an error. What is not the client's fault is logged here, and told without its inside."""
     if isinstance(error, RequestError):
         return error.status, error_body(error.status, error.message, error.param, error.code)
+    if isinstance(error, RequestFailed):
+        logger.error("request failed: %s", error)
+        return 500, error_body(500, str(error), None, "request_failed")
     if isinstance(error, EngineError):
         logger.warning("request failed: %s", error)
         return 503, error_body(503, "the engine cannot serve this request now; try again later", None, "unavailable")
@@ -41,12 +46,13 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def _headers_of(error: Exception) -> dict[str, str]:
+    if isinstance(error, RequestFailed):
+        return _NO_RETRY
     if not isinstance(error, RequestError):
         return {}
     if error.retry_after is not None:
         return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
-    # Clients of the API repeat a 504 by themselves, which is not what a deadline is set for.
-    return {"x-should-retry": "false"} if error.status == 504 else {}
+    return _NO_RETRY if error.status == 504 else {}
 
 
 def error_response(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from cluster.errors import EngineError, EngineLost, root_cause
+from cluster.errors import EngineError, EngineLost, RequestFailed, root_cause
 from cluster.links.messages import GenerateRequest, GenerateSummary
 from cluster.links.token_receiver import TokenChannel, TokenReceiver
 from scheduler.plan import RequestOutput
@@ -78,7 +78,7 @@ class Attempt:
                 await self._channel.wait_complete()
         except TimeoutError:
             # An error is the last word on a request: another engine would come to the same.
-            kind = EngineError if summary.finish_reason == "error" else EngineLost
+            kind = RequestFailed if summary.finish_reason == "error" else EngineLost
             self._channel.fail(
                 kind(
                     f"of {summary.num_tokens} tokens {self._channel.num_tokens} came within {self._token_seconds:g} s"

@@ -8,7 +8,7 @@ import pytest
 from api_errors import GOOD, ROUTES, check_error
 from api_fakes import FakeEngineClient, http_client, ids_of, make_app, refusal
 
-from cluster.errors import EngineError, RequestError
+from cluster.errors import EngineError, RequestError, RequestFailed
 from cluster.frontend.open_generations import DrainReport
 
 
@@ -159,7 +159,9 @@ async def test_a_stopped_choice_is_not_aborted_when_a_sibling_fails() -> None:
     assert [stream.finishes for stream in client.streams] == [["stop"], ["abort"]]
 
 
-@pytest.mark.parametrize("fault", [EngineError("rank 0 died: /secret"), ValueError("/secret bug"), None])
+@pytest.mark.parametrize(
+    "fault", [EngineError("rank 0 died: /secret"), ValueError("/secret bug"), RequestFailed("its own"), None]
+)
 @pytest.mark.parametrize(("route", "good"), ROUTES)
 async def test_a_fault_ends_a_stream_with_one_error_event(
     fault: Exception | None, route: str, good: dict[str, Any]
@@ -177,7 +179,10 @@ async def test_a_fault_ends_a_stream_with_one_error_event(
         assert "/secret" not in response.text
         assert client.left_running() == []
         response = await http.post(route, json=good)
-        check_error(response, 500 if isinstance(fault, ValueError) else 503)
+        again = check_error(response, 500 if isinstance(fault, ValueError | RequestFailed) else 503)
+        if isinstance(fault, RequestFailed):  # What is wrong with a request is for its client to know.
+            assert (last["error"]["message"], again["message"]) == ("its own", "its own")
+            assert response.headers["x-should-retry"] == "false"
         assert client.left_running() == []
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from link_peers import DEADLINE, HOST, until
 
-from cluster.errors import EngineError, RequestError
+from cluster.errors import EngineError, RequestError, RequestFailed
 from cluster.links import token_receiver, token_sender
 from cluster.links.serve_engine_client import ServeEngineClient
 from cluster.links.serve_request_stream import ClientDeadlines, ServeRequestStream
@@ -203,7 +203,7 @@ async def test_a_request_that_ends_engine_after_engine_fails_in_the_end() -> Non
 async def test_an_error_that_is_final_is_not_tried_elsewhere() -> None:
     engines = FailingEngines([Fate("condemned", 3)])
     async with client_of(engines) as (client, _):
-        with pytest.raises(EngineError, match="error"):
+        with pytest.raises(RequestFailed, match="error"):
             await read(await client.open(PROMPT, SamplingParams(max_tokens=8)))
     assert len(engines.requests) == 1
 
