@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 1
 """What a client is told to wait when the answer is "not now"."""
 _NO_RETRY = {"x-should-retry": "false"}
-"""Clients of the API repeat a 5xx by themselves: not what a deadline is set for, nor what helps a request that fails."""
+"""Clients of the API repeat a 5xx by themselves: no help to a request that fails, nor what a deadline is set for."""
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
