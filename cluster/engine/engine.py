@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 FINISH_STATUSES = {"stop": RequestStatus.FINISHED_STOPPED, "abort": RequestStatus.FINISHED_ABORTED}
 """How a request may be ended from outside, by the reason its last output carries."""
 
-State = Literal["starting", "ready", "recovering", "failed", "stopped"]
+State = Literal["starting", "ready", "recovering", "overdue", "failed", "stopped"]
+"""`overdue`: it still recovers, but not as it should; its requests are elsewhere and it takes none."""
 
 _RETRY_SECONDS = 0.01
 """Until the next try when open requests gave no plan: all were preempted, or wait for a grammar."""
@@ -101,6 +102,7 @@ class Engine:
         self._isolation: Isolation
         self._recovery: asyncio.Task[float] | None = None
         self._recovery_seconds = self._deadlines.recovery
+        self._hand_over_seconds = self._deadlines.hand_over
         self._futile_recoveries = 0
         self._progress_at = 0.0
         """By `time.monotonic()`: the last result, or the last time that there was nothing to do."""
@@ -114,7 +116,9 @@ class Engine:
         """Start the executor and build the scheduler from what it measured. Raises ExecutorError, ValueError."""
         began = time.monotonic()
         limits = await self._executor.start()
-        self._recovery_seconds = max(self._recovery_seconds, 3 * (time.monotonic() - began))
+        start_seconds = time.monotonic() - began
+        self._recovery_seconds = max(self._recovery_seconds, 3 * start_seconds)
+        self._hand_over_seconds = max(self._hand_over_seconds, 2 * start_seconds)
         try:
             scheduler = self._scheduler = self._make_scheduler(limits)
         except BaseException:
@@ -157,6 +161,9 @@ class Engine:
     async def _recover(self, scheduler: Scheduler, loss: ExecutorError) -> None:
         """Start over with new ranks. Open requests stay open and lose only what was computed; their tokens are here.
 
+        When that takes too long they are given back: this engine's trouble is no reason for them to wait. It goes on
+        to recover, for there may be no other engine.
+
         Raises ExecutorError when the ranks do not come back, or die again and again.
         """
         if self._state != "ready":
@@ -175,12 +182,28 @@ class Engine:
         if self._futile_recoveries > _FUTILE_RECOVERIES:
             raise ExecutorError(f"the ranks were lost {self._futile_recoveries} times without a step between: {loss}")
         self._recovery = asyncio.ensure_future(recover(self._executor, loss, self._recovery_seconds))
-        await asyncio.wait((self._recovery,))
+        await asyncio.wait((self._recovery,), timeout=self._hand_over_seconds)
+        if not self._recovery.done():
+            self._hand_over(scheduler, loss)
+            await asyncio.wait((self._recovery,))
         if self._has_ended():
             return
         logger.info("the engine has recovered in %.2f s from: %s", self._recovery.result(), loss)
         self._recovery = None
         self._serve()
+
+    def _hand_over(self, scheduler: Scheduler, loss: ExecutorError) -> None:
+        """Give open requests back to their front ends, and take none until the ranks are back."""
+        if self._state != "recovering":
+            return  # It was shut down.
+        self._state = "overdue"
+        cause = f"the ranks are not back {self._hand_over_seconds:g} s after {loss}"
+        logger.error("%d requests are handed over: %s", len(self._open), cause)
+        outputs = [RequestOutput(name, [], finish_reason="lost", error=cause) for name in sorted(self._open)]
+        for output in outputs:
+            scheduler.finish_request(output.request_id, RequestStatus.FINISHED_ABORTED)
+        self._isolation.observe(outputs)
+        self._finish_between_steps(outputs)
 
     def _fail_poison(self, scheduler: Scheduler, convicted: Sequence[str], loss: ExecutorError) -> None:
         """End requests at which the ranks die each time: no other engine should be given them."""

@@ -32,8 +32,9 @@ class ClientDeadlines:
     """Limits that are older are asked for again."""
     admission: float = 60.0
     """From a new request to an engine's answer, attempts and the queue of Serve's router included."""
-    failover: float = 120.0
-    """The same for a request that an engine had taken and lost: the last engine may have to be started anew."""
+    failover: float = 300.0
+    """The same for a request that an engine had taken and lost: the last engine may try to recover for two minutes, and
+    then have to be started anew."""
     attempt: float = 2.0
     """Until the first attempt is given up that no engine answers: it may lie in one that hangs. Each later one gets
     twice as long, for none may be there yet.

@@ -179,6 +179,49 @@ async def test_recovery_has_a_deadline() -> None:
     await asyncio.wait_for(loop, DEADLINE)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_recovery_that_takes_too_long_gives_its_requests_back(comes_back: bool) -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.may_restart.clear()
+    deadlines = replace(EngineDeadlines(), hand_over=0.05, recovery=DEADLINE if comes_back else 0.5)
+    engine = Engine(executor, make_scheduler, published, 2, deadlines=deadlines)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    for name in ("a", "b"):
+        engine.add_request(request(name, [1, 2], 5))
+    await turns()
+    executor.release()
+    await turns()
+    executor.fail("rank 1 is gone")
+    for name in ("a", "b"):
+        last = await asyncio.wait_for(published.last(name), 0.4)  # it does not wait for the recovery's own deadline
+        assert last.finish_reason == "lost"
+        assert "0.05 s after rank 1 is gone" in str(last.error)
+        assert published.token_ids(name) == continuation([1, 2], 1)
+    assert engine.num_open_requests() == 0
+    assert engine.status() == EngineStatus(False, True, "recovering: rank 1 is gone")
+    engine.check_health()
+    with pytest.raises(EngineError, match="recovering: rank 1 is gone"):
+        engine.add_request(request("c", [1, 2], 5))
+    if comes_back:
+        executor.may_restart.set()
+        await until_state(engine, "ready")
+        again = Request("again", [1, 2], SamplingParams(max_tokens=5), output_token_ids=continuation([1, 2], 1))
+        engine.add_request(again)
+        async with asyncio.timeout(DEADLINE):
+            while engine.num_open_requests():
+                executor.release()
+                await asyncio.sleep(0)
+        assert published.token_ids("again") == continuation([1, 2], 5)[1:]
+    else:
+        await asyncio.wait_for(loop, DEADLINE)
+        assert not engine.status().live
+    for name in ("a", "b"):
+        assert published.num_ends(name) == 1
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
 def make_scheduler(limits: object) -> Scheduler:
     return Scheduler(config(2), LIMITS.num_blocks)
 
