@@ -8,6 +8,7 @@ A lost executor is brought back in place: requests stay open and are computed ag
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cluster.awake import awake_timeout
 from cluster.engine.executor import Executor
 from cluster.engine.isolation import Isolation
 from cluster.engine.recovery import recover
@@ -182,7 +184,9 @@ class Engine:
         if self._futile_recoveries > _FUTILE_RECOVERIES:
             raise ExecutorError(f"the ranks were lost {self._futile_recoveries} times without a step between: {loss}")
         self._recovery = asyncio.ensure_future(recover(self._executor, loss, self._recovery_seconds))
-        await asyncio.wait((self._recovery,), timeout=self._hand_over_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with awake_timeout(self._hand_over_seconds):
+                await asyncio.wait((self._recovery,))
         if not self._recovery.done():
             self._hand_over(scheduler, loss)
             await asyncio.wait((self._recovery,))
@@ -296,6 +300,8 @@ class Engine:
         except RequestRefused as error:
             self._metrics.refuse(error.param or "request")
             raise
+        if not self._open:
+            self._progress_at = time.monotonic()  # What came before was no work, perhaps not even a running process.
         self._open.add(request.request_id)
         self._isolation.added()
         self._metrics.add(request.request_id, len(request.prompt_token_ids), request.arrival_time)

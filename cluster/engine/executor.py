@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
+from cluster.awake import awake_timeout
 from cluster.errors import ExecutorError, LossKind
 from scheduler.plan import StepLoad, StepPlan, StepResult
 from workers.config import ModelLimits, WorkerConfig
@@ -157,7 +158,9 @@ class InProcessExecutor:
     async def _within(
         self, life: _Life, result: "asyncio.Future[StepResult]", step_id: int, seconds: float
     ) -> StepResult:
-        await asyncio.wait((result,), timeout=seconds)
+        with contextlib.suppress(TimeoutError):
+            async with awake_timeout(seconds):
+                await asyncio.wait((result,))
         if result.cancelled():
             raise life.fail(f"step {step_id} was cancelled")
         if not result.done():

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.awake import awake_timeout
 from cluster.errors import EngineError, EngineLost, RequestError
 from cluster.links.attempt import Attempt
 from cluster.links.delivered import Delivered
@@ -113,7 +114,7 @@ class ServeRequestStream:
         patience, pause = self._deadlines.attempt, self._deadlines.first_pause
         loss: EngineLost | None = None
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 while (loss := await self._loss_before_admission(patience)) is not None:
                     if await self._ended_within(pause):
                         return
@@ -127,7 +128,7 @@ class ServeRequestStream:
     async def _loss_before_admission(self, patience: float) -> EngineLost | None:
         """None when the attempt was admitted, or ended from this side. Raises RequestError when it is refused."""
         try:
-            async with asyncio.timeout(patience):
+            async with awake_timeout(patience):
                 await self._attempt.wait_admitted()
         except TimeoutError:
             return EngineLost(f"no engine answered within {patience:g} s")
@@ -142,7 +143,7 @@ class ServeRequestStream:
 
     async def _ended_within(self, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 await self._ended.wait()
         except TimeoutError:
             pass  # It may have ended in the same turn.

@@ -179,6 +179,30 @@ async def test_recovery_has_a_deadline() -> None:
     await asyncio.wait_for(loop, DEADLINE)
 
 
+async def test_a_pause_of_the_whole_process_does_not_count_against_the_ranks() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.may_restart.clear()
+    deadlines = replace(EngineDeadlines(), hand_over=0.3, recovery=0.3)
+    engine = Engine(executor, make_scheduler, published, 2, deadlines=deadlines)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    engine.add_request(request("a", [1, 2], 5))
+    await turns()
+    executor.fail("rank 1 is gone")
+    await until_state(engine, "recovering")
+    time.sleep(1.0)  # noqa: ASYNC251 - the process stands still
+    await asyncio.sleep(0.05)
+    executor.may_restart.set()
+    await until_state(engine, "ready")
+    async with asyncio.timeout(DEADLINE):
+        while engine.num_open_requests():
+            executor.release()
+            await asyncio.sleep(0)
+    assert published.token_ids("a") == continuation([1, 2], 5)
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 async def test_a_recovery_that_takes_too_long_gives_its_requests_back(comes_back: bool) -> None:
     executor, published = FakeExecutor(manual=True), Published()
@@ -381,6 +405,8 @@ async def test_waiting_work_without_steps_is_not_alive() -> None:
     time.sleep(0.1)  # noqa: ASYNC251
     assert engine.status().live  # it is idle
     engine.add_request(request("a", [1, 2], 5))
+    assert engine.status().live  # before, nobody waited
+    time.sleep(0.1)  # noqa: ASYNC251
     assert not engine.status().live
     with pytest.raises(EngineError, match="requests wait"):
         engine.check_health()
