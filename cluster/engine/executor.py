@@ -99,7 +99,11 @@ class _Life:
             raise self.fail(f"rank 0 failed: {type(error).__name__}: {error}") from error
 
     def execute(self, plan: StepPlan) -> "asyncio.Future[StepResult]":
-        """Raises RuntimeError when there is no worker."""
+        """Fails at once after a failure, for the thread may hang. Raises RuntimeError when there is no worker."""
+        if self.failure is not None:
+            failed: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+            failed.set_exception(self.failure)
+            return failed
         if self.worker is None:
             raise RuntimeError("it was given a plan before it had started")
         result = self.run(partial(self.worker.execute_step, plan))

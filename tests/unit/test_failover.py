@@ -202,7 +202,7 @@ async def test_a_pause_of_the_front_end_fails_no_request(fates: list[Fate]) -> N
         if fates:
             stream = await opening
             reading = asyncio.ensure_future(read(stream))
-        while len(engines.requests) <= len(fates):
+        while len(engines.requests) <= len(fates):  # noqa: ASYNC110 - the very turn in which it is sent
             await asyncio.sleep(0)
         time.sleep(1.2)  # noqa: ASYNC251 - this process stands still, and what the engine has said waits to be read
         assert tokens(await (reading if fates else read(await opening))) == undisturbed(8)
