@@ -105,6 +105,8 @@ class Engine:
         self._recovery: asyncio.Task[float] | None = None
         self._recovery_seconds = self._deadlines.recovery
         self._hand_over_seconds = self._deadlines.hand_over
+        self._usual_recovery_seconds = 0.0
+        self._lost_at = 0.0
         self._futile_recoveries = 0
         self._progress_at = 0.0
         """By `time.monotonic()`: the last result, or the last time that there was nothing to do."""
@@ -118,7 +120,7 @@ class Engine:
         """Start the executor and build the scheduler from what it measured. Raises ExecutorError, ValueError."""
         began = time.monotonic()
         limits = await self._executor.start()
-        start_seconds = time.monotonic() - began
+        start_seconds = self._usual_recovery_seconds = time.monotonic() - began
         self._recovery_seconds = max(self._recovery_seconds, 3 * start_seconds)
         self._hand_over_seconds = max(self._hand_over_seconds, 2 * start_seconds)
         try:
@@ -183,6 +185,7 @@ class Engine:
         self._futile_recoveries += 1
         if self._futile_recoveries > _FUTILE_RECOVERIES:
             raise ExecutorError(f"the ranks were lost {self._futile_recoveries} times without a step between: {loss}")
+        self._lost_at = time.monotonic()
         self._recovery = asyncio.ensure_future(recover(self._executor, loss, self._recovery_seconds))
         with contextlib.suppress(TimeoutError):
             async with awake_timeout(self._hand_over_seconds):
@@ -192,7 +195,8 @@ class Engine:
             await asyncio.wait((self._recovery,))
         if self._has_ended():
             return
-        logger.info("the engine has recovered in %.2f s from: %s", self._recovery.result(), loss)
+        self._usual_recovery_seconds = self._recovery.result()
+        logger.info("the engine has recovered in %.2f s from: %s", self._usual_recovery_seconds, loss)
         self._recovery = None
         self._serve()
 
@@ -308,10 +312,16 @@ class Engine:
         self._wake.set()
 
     def _check_queue(self, scheduler: Scheduler, max_seconds: float) -> None:
-        seconds = self._step_times.first_token_seconds(scheduler.num_queued_tokens())
+        seconds = self._step_times.first_token_seconds(scheduler.queue_state(), self._recovery_left())
         if seconds > max_seconds:
             self._metrics.refuse("queue")
             raise QueueTooLong(seconds, max_seconds)
+
+    def _recovery_left(self) -> float:
+        """Seconds until the ranks are back, if they take as long as the last time, or as the first start."""
+        if self._recovery is None:
+            return 0.0
+        return max(0.0, self._usual_recovery_seconds - (time.monotonic() - self._lost_at))
 
     def finish_request(self, request_id: str, reason: str) -> None:
         """End it now, for "stop" or "abort"; its last output says so. Nothing happens if it has ended already."""

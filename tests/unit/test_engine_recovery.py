@@ -18,6 +18,7 @@ from cluster.metrics.engine import EngineMetrics
 from scheduler.request import Request
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
+from workers.config import ModelLimits
 
 PROMPTS = {f"r{index}": [index + 1, 7, 3 * index] for index in range(6)}
 NUM_TOKENS = 20
@@ -386,6 +387,33 @@ async def test_new_requests_are_refused_while_the_queue_is_too_long() -> None:
             executor.release()
             await asyncio.sleep(0)
     assert published.token_ids("again") == continuation([1, 2], 5)[2:]
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
+async def test_a_recovery_counts_as_waiting() -> None:
+    class SlowToStart(FakeExecutor):
+        async def start(self) -> ModelLimits:
+            await asyncio.sleep(0.3)
+            return await super().start()
+
+    executor, published = SlowToStart(), Published()
+    executor.may_restart.clear()
+    engine = Engine(executor, make_scheduler, published, 2, max_queue_seconds=0.1)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    assert refusal_of(engine, "before") is None
+    await published.last("before")
+    executor.fail("rank 0 is gone")
+    await until_state(engine, "recovering")
+    refusal = refusal_of(engine, "new")
+    assert refusal is not None
+    assert 0.0 < refusal.retry_after < 0.25
+    engine.add_request(Request("again", [1, 2], SamplingParams(max_tokens=5), resubmitted=True))
+    executor.may_restart.set()
+    await until_state(engine, "ready")
+    assert refusal_of(engine, "after") is None
+    await published.last("again")
     await engine.shutdown()
     await asyncio.wait_for(loop, DEADLINE)
 
