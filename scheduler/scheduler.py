@@ -277,8 +277,9 @@ class Scheduler:
         num_hit_tokens = len(hit) * self.config.block_size
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
-            self._prompt_tokens += request.num_prompt_tokens
-            self._prompt_tokens_cached += request.num_cached_tokens
+            if not request.was_resubmitted:  # else it was counted where it was taken first
+                self._prompt_tokens += request.num_prompt_tokens
+                self._prompt_tokens_cached += request.num_cached_tokens
         if self.kv_cache_manager.uses_cache(request):
             self._prefix_cache_queries += request.num_tokens
             self._prefix_cache_hits += num_hit_tokens

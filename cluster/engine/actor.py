@@ -179,7 +179,8 @@ class EngineReplica:
                     cache_salt=request.cache_salt,
                     output_token_ids=request.output_token_ids,
                     resubmitted=request.resubmitted,
-                )
+                ),
+                request.delivered_at,
             )
         except QueueTooLong as error:
             self._sender.refuse(request.request_id, str(error), error.param, error.retry_after)

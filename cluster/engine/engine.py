@@ -291,8 +291,10 @@ class Engine:
 
     # Requests
 
-    def add_request(self, request: Request) -> None:
-        """Raises RequestRefused when it can never be served, EngineError when the engine does not serve.
+    def add_request(self, request: Request, delivered_at: tuple[float, float] | None = None) -> None:
+        """`delivered_at`: when the first and the last token came that the request brings with it, if it brings any.
+
+        Raises RequestRefused when it can never be served, EngineError when the engine does not serve.
 
         QueueTooLong, which is no judgment on the request, spares one that was served before and comes again.
         """
@@ -308,7 +310,14 @@ class Engine:
             self._progress_at = time.monotonic()  # What came before was no work, perhaps not even a running process.
         self._open.add(request.request_id)
         self._isolation.added()
-        self._metrics.add(request.request_id, len(request.prompt_token_ids), request.arrival_time)
+        self._metrics.add(
+            request.request_id,
+            request.num_prompt_tokens,
+            request.arrival_time,
+            len(request.output_token_ids),
+            delivered_at,
+            resubmitted=request.was_resubmitted,
+        )
         self._wake.set()
 
     def _check_queue(self, scheduler: Scheduler, max_seconds: float) -> None:

@@ -81,6 +81,11 @@ async def test_one_death(fate: Fate) -> None:
     assert second.arrival_time == first.arrival_time
     assert second.sampling_params == first.sampling_params
     assert second.output_token_ids == undisturbed(8)[: len(second.output_token_ids)]
+    if second.output_token_ids:
+        assert second.delivered_at is not None
+        assert first.arrival_time < second.delivered_at[0] <= second.delivered_at[1] < time.time()
+    else:
+        assert second.delivered_at is None
     assert not first.resubmitted
     if fate.tokens or fate.kind in BEFORE_ADMISSION:  # else the admission may be lost with the engine
         assert second.resubmitted == (fate.kind not in BEFORE_ADMISSION)
