@@ -36,10 +36,14 @@ class LatencyModel:
         """Seconds; 0 when nothing is known."""
         return sum(cost * feature for cost, feature in zip(self._costs, _features(load), strict=True))
 
-    def prefill_rate(self) -> float:
-        """Tokens a second of a chunk that takes the whole budget; infinite when nothing is known."""
-        tokens = self._budget
-        seconds = self.predict(StepLoad(0, tokens, 0, tokens * (tokens + 1) // 2))
+    def prefill_rate(self, num_decodes: int = 0, decode_context: int = 0) -> float:
+        """Tokens a second of a chunk that takes what so many decodes leave of the budget, at least one token.
+
+        Infinite when nothing is known. `decode_context` as in StepLoad.
+        """
+        tokens = max(1, self._budget - num_decodes)
+        # Each token attends to as many as in a whole budget's chunk: a prompt's pairs are the same however it is cut.
+        seconds = self.predict(StepLoad(num_decodes, tokens, decode_context, tokens * (self._budget + 1) // 2))
         return tokens / seconds if seconds > 0 else math.inf
 
     def seed(self, steps: Iterable[tuple[StepLoad, float]]) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import astuple
 from typing import TypeVar
 
+from cluster.awake import awake_timeout
 from cluster.engine.engine import Engine, QueueTooLong
 from cluster.engine.profile import profile_engine
 from cluster.engine.ray_executor import RayExecutor
@@ -133,7 +134,8 @@ class EngineReplica:
     async def _ask(self, question: Callable[[], T]) -> T:
         """Let the engine's thread answer, between steps. Raises EngineError when it does not in time."""
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._thread.call(question)), _ANSWER_SECONDS)
+            async with awake_timeout(_ANSWER_SECONDS):
+                return await asyncio.wrap_future(self._thread.call(question))
         except TimeoutError:
             raise EngineError(f"the engine's thread did not answer within {_ANSWER_SECONDS:g} s") from None
 
@@ -177,7 +179,8 @@ class EngineReplica:
                     cache_salt=request.cache_salt,
                     output_token_ids=request.output_token_ids,
                     resubmitted=request.resubmitted,
-                )
+                ),
+                request.delivered_at,
             )
         except QueueTooLong as error:
             self._sender.refuse(request.request_id, str(error), error.param, error.retry_after)

@@ -8,6 +8,7 @@ A lost executor is brought back in place: requests stay open and are computed ag
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cluster.awake import awake_timeout
 from cluster.engine.executor import Executor
 from cluster.engine.isolation import Isolation
 from cluster.engine.recovery import recover
@@ -34,7 +36,8 @@ logger = logging.getLogger(__name__)
 FINISH_STATUSES = {"stop": RequestStatus.FINISHED_STOPPED, "abort": RequestStatus.FINISHED_ABORTED}
 """How a request may be ended from outside, by the reason its last output carries."""
 
-State = Literal["starting", "ready", "recovering", "failed", "stopped"]
+State = Literal["starting", "ready", "recovering", "overdue", "failed", "stopped"]
+"""`overdue`: it still recovers, but not as it should; its requests are elsewhere and it takes none."""
 
 _RETRY_SECONDS = 0.01
 """Until the next try when open requests gave no plan: all were preempted, or wait for a grammar."""
@@ -101,6 +104,9 @@ class Engine:
         self._isolation: Isolation
         self._recovery: asyncio.Task[float] | None = None
         self._recovery_seconds = self._deadlines.recovery
+        self._hand_over_seconds = self._deadlines.hand_over
+        self._usual_recovery_seconds = 0.0
+        self._lost_at = 0.0
         self._futile_recoveries = 0
         self._progress_at = 0.0
         """By `time.monotonic()`: the last result, or the last time that there was nothing to do."""
@@ -114,7 +120,9 @@ class Engine:
         """Start the executor and build the scheduler from what it measured. Raises ExecutorError, ValueError."""
         began = time.monotonic()
         limits = await self._executor.start()
-        self._recovery_seconds = max(self._recovery_seconds, 3 * (time.monotonic() - began))
+        start_seconds = self._usual_recovery_seconds = time.monotonic() - began
+        self._recovery_seconds = max(self._recovery_seconds, 3 * start_seconds)
+        self._hand_over_seconds = max(self._hand_over_seconds, 2 * start_seconds)
         try:
             scheduler = self._scheduler = self._make_scheduler(limits)
         except BaseException:
@@ -157,6 +165,9 @@ class Engine:
     async def _recover(self, scheduler: Scheduler, loss: ExecutorError) -> None:
         """Start over with new ranks. Open requests stay open and lose only what was computed; their tokens are here.
 
+        When that takes too long they are given back: this engine's trouble is no reason for them to wait. It goes on
+        to recover, for there may be no other engine.
+
         Raises ExecutorError when the ranks do not come back, or die again and again.
         """
         if self._state != "ready":
@@ -174,13 +185,33 @@ class Engine:
         self._futile_recoveries += 1
         if self._futile_recoveries > _FUTILE_RECOVERIES:
             raise ExecutorError(f"the ranks were lost {self._futile_recoveries} times without a step between: {loss}")
+        self._lost_at = time.monotonic()
         self._recovery = asyncio.ensure_future(recover(self._executor, loss, self._recovery_seconds))
-        await asyncio.wait((self._recovery,))
+        with contextlib.suppress(TimeoutError):
+            async with awake_timeout(self._hand_over_seconds):
+                await asyncio.wait((self._recovery,))
+        if not self._recovery.done():
+            self._hand_over(scheduler, loss)
+            await asyncio.wait((self._recovery,))
         if self._has_ended():
             return
-        logger.info("the engine has recovered in %.2f s from: %s", self._recovery.result(), loss)
+        self._usual_recovery_seconds = self._recovery.result()
+        logger.info("the engine has recovered in %.2f s from: %s", self._usual_recovery_seconds, loss)
         self._recovery = None
         self._serve()
+
+    def _hand_over(self, scheduler: Scheduler, loss: ExecutorError) -> None:
+        """Give open requests back to their front ends, and take none until the ranks are back."""
+        if self._state != "recovering":
+            return  # It was shut down.
+        self._state = "overdue"
+        cause = f"the ranks are not back {self._hand_over_seconds:g} s after {loss}"
+        logger.error("%d requests are handed over: %s", len(self._open), cause)
+        outputs = [RequestOutput(name, [], finish_reason="lost", error=cause) for name in sorted(self._open)]
+        for output in outputs:
+            scheduler.finish_request(output.request_id, RequestStatus.FINISHED_ABORTED)
+        self._isolation.observe(outputs)
+        self._finish_between_steps(outputs)
 
     def _fail_poison(self, scheduler: Scheduler, convicted: Sequence[str], loss: ExecutorError) -> None:
         """End requests at which the ranks die each time: no other engine should be given them."""
@@ -260,8 +291,10 @@ class Engine:
 
     # Requests
 
-    def add_request(self, request: Request) -> None:
-        """Raises RequestRefused when it can never be served, EngineError when the engine does not serve.
+    def add_request(self, request: Request, delivered_at: tuple[float, float] | None = None) -> None:
+        """`delivered_at`: when the first and the last token came that the request brings with it, if it brings any.
+
+        Raises RequestRefused when it can never be served, EngineError when the engine does not serve.
 
         QueueTooLong, which is no judgment on the request, spares one that was served before and comes again.
         """
@@ -273,16 +306,31 @@ class Engine:
         except RequestRefused as error:
             self._metrics.refuse(error.param or "request")
             raise
+        if not self._open:
+            self._progress_at = time.monotonic()  # What came before was no work, perhaps not even a running process.
         self._open.add(request.request_id)
         self._isolation.added()
-        self._metrics.add(request.request_id, len(request.prompt_token_ids), request.arrival_time)
+        self._metrics.add(
+            request.request_id,
+            request.num_prompt_tokens,
+            request.arrival_time,
+            len(request.output_token_ids),
+            delivered_at,
+            resubmitted=request.was_resubmitted,
+        )
         self._wake.set()
 
     def _check_queue(self, scheduler: Scheduler, max_seconds: float) -> None:
-        seconds = self._step_times.first_token_seconds(scheduler.num_queued_tokens())
+        seconds = self._step_times.first_token_seconds(scheduler.queue_state(), self._recovery_left())
         if seconds > max_seconds:
             self._metrics.refuse("queue")
             raise QueueTooLong(seconds, max_seconds)
+
+    def _recovery_left(self) -> float:
+        """Seconds until the ranks are back, if they take as long as the last time, or as the first start."""
+        if self._recovery is None:
+            return 0.0
+        return max(0.0, self._usual_recovery_seconds - (time.monotonic() - self._lost_at))
 
     def finish_request(self, request_id: str, reason: str) -> None:
         """End it now, for "stop" or "abort"; its last output says so. Nothing happens if it has ended already."""

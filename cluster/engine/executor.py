@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
+from cluster.awake import awake_timeout
 from cluster.errors import ExecutorError, LossKind
 from scheduler.plan import StepLoad, StepPlan, StepResult
 from workers.config import ModelLimits, WorkerConfig
@@ -98,7 +99,11 @@ class _Life:
             raise self.fail(f"rank 0 failed: {type(error).__name__}: {error}") from error
 
     def execute(self, plan: StepPlan) -> "asyncio.Future[StepResult]":
-        """Raises RuntimeError when there is no worker."""
+        """Fails at once after a failure, for the thread may hang. Raises RuntimeError when there is no worker."""
+        if self.failure is not None:
+            failed: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+            failed.set_exception(self.failure)
+            return failed
         if self.worker is None:
             raise RuntimeError("it was given a plan before it had started")
         result = self.run(partial(self.worker.execute_step, plan))
@@ -157,7 +162,9 @@ class InProcessExecutor:
     async def _within(
         self, life: _Life, result: "asyncio.Future[StepResult]", step_id: int, seconds: float
     ) -> StepResult:
-        await asyncio.wait((result,), timeout=seconds)
+        with contextlib.suppress(TimeoutError):
+            async with awake_timeout(seconds):
+                await asyncio.wait((result,))
         if result.cancelled():
             raise life.fail(f"step {step_id} was cancelled")
         if not result.done():

@@ -8,6 +8,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.awake import awake_timeout
 from cluster.engine.executor import NoRoom
 from cluster.engine.settings import EngineSettings
 from cluster.errors import ExecutorError
@@ -22,7 +23,8 @@ _WORKER_ACTOR = ray.remote(WorkerActor)
 async def off_loop(seconds: float, call: Callable[..., T], *args: Any) -> T:
     """A call of Ray that may block, on another thread. Raises ExecutorError when it takes longer than `seconds`."""
     try:
-        return await asyncio.wait_for(asyncio.to_thread(call, *args), seconds)
+        async with awake_timeout(seconds):
+            return await asyncio.to_thread(call, *args)
     except TimeoutError:
         raise ExecutorError(f"Ray did not answer within {seconds:g} s", "startup") from None
 

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError
 
+from cluster.awake import awake_timeout
 from cluster.engine.executor import NoRoom
 from cluster.engine.rank_actors import RankActors, off_loop
 from cluster.engine.settings import EngineSettings
@@ -153,14 +154,15 @@ class RayExecutor:
         seconds = self._patience(phase, seconds)
         tasks = [asyncio.ensure_future(_resolve(call)) for call in calls]
         try:
-            _, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            with suppress(TimeoutError):
+                async with awake_timeout(seconds):
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for rank, task in enumerate(tasks):
                 if task.done() and (error := task.exception()) is not None:
                     raise ExecutorError(
                         f"rank {rank} failed in start-up phase {phase!r}: {root_cause(error)}", "startup"
                     ) from error
-            if pending:
-                late = ", ".join(f"rank {rank}" for rank, task in enumerate(tasks) if task in pending)
+            if late := ", ".join(f"rank {rank}" for rank, task in enumerate(tasks) if not task.done()):
                 raise too_late(f"{late} did not finish start-up phase {phase!r} within {seconds:g} s", "startup")
             return [task.result() for task in tasks]
         finally:

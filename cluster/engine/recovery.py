@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 
+from cluster.awake import awake_timeout
 from cluster.engine.executor import Executor, NoRoom
 from cluster.errors import ExecutorError
 
@@ -22,7 +23,7 @@ async def recover(executor: Executor, loss: ExecutorError, seconds: float) -> fl
     began = time.monotonic()
     last = loss
     try:
-        async with asyncio.timeout(seconds):
+        async with awake_timeout(seconds):
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
                     await executor.restart()

@@ -43,6 +43,9 @@ class EngineDeadlines:
     Ranks that are not placed by then have no room, and the engine gives up: a node that died may not come back."""
     recovery: float = 120.0
     """From a lost rank until all are back, attempts included; three times the first start where that is longer."""
+    hand_over: float = 10.0
+    """A recovery that takes longer, and twice the first start, may never end: open requests are given back to their
+    front ends, which find them another engine, or this one once it is back."""
     stall: float = 30.0
     """Work waits, and the scheduler gives no plan."""
     shutdown: float = 10.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from cluster.awake import awake_timeout
 from cluster.errors import ExecutorError, LossKind
 from scheduler.plan import StepPlan, StepResult
 from workers.link import AsyncLink, LinkError, LinkListener
@@ -66,7 +67,7 @@ class StepLink:
     async def wait_for_ranks(self, seconds: float) -> None:
         """Until every rank has dialled; their silence counts from then on. Raises ExecutorError naming the missing."""
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 while self._missing():
                     self.check_health()
                     self._changed.clear()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from cluster.engine.settings import EngineDeadlines
+from scheduler.first_token import QueueState, first_token_seconds
 from scheduler.latency_model import LatencyModel
 from scheduler.plan import StepLoad
 
@@ -35,9 +36,12 @@ class StepTimes:
         self._seen.add(_shape(load))
         return self._model.observe(load, seconds)
 
-    def first_token_seconds(self, num_queued_tokens: int) -> float:
-        """What a request that comes behind so many tokens waits for its first one, its own prompt aside."""
-        return num_queued_tokens / self._model.prefill_rate()
+    def first_token_seconds(self, queue: QueueState, recovery_seconds: float) -> float:
+        """What a request that comes now waits for its first token, its own prompt aside.
+
+        `recovery_seconds`: until the ranks are back.
+        """
+        return first_token_seconds(queue, self._model, recovery_seconds)
 
     def start_over(self) -> None:
         """The ranks are new: every shape is. What steps take has not changed."""

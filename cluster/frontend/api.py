@@ -61,7 +61,7 @@ class ApiServer:
         arrived = time.perf_counter()
         with self._frontend_metrics.counting_refusals():
             deadline = Deadline(request.headers)
-            body = await self._read_body(request)
+            body = await self._read_body(request, deadline)
             limits = await self._client.limits()
             parsed = self._parser.completion(body, limits.vocab_size)
             options = parsed.options
@@ -81,7 +81,7 @@ class ApiServer:
         arrived = time.perf_counter()
         with self._frontend_metrics.counting_refusals():
             deadline = Deadline(request.headers)
-            body = await self._read_body(request)
+            body = await self._read_body(request, deadline)
             limits = await self._client.limits()
             parsed = self._parser.chat(body, limits.vocab_size)
             options = parsed.options
@@ -126,9 +126,10 @@ class ApiServer:
         body, content_type = await self._render_metrics()
         return Response(body, headers={"content-type": content_type})
 
-    async def _read_body(self, request: Request) -> dict[str, Any]:
+    async def _read_body(self, request: Request, deadline: Deadline) -> dict[str, Any]:
         self.open_generations.check_accepting()
-        return await read_json(request, self._max_body_bytes)
+        async with deadline.limit():
+            return await read_json(request, self._max_body_bytes)
 
     def _answer(
         self,

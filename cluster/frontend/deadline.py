@@ -11,7 +11,7 @@ MAX_DEADLINE_MS = 86_400_000
 
 
 class Deadline:
-    """Of one request, from its arrival on; without the header there is none."""
+    """Of one request, from the arrival of its headers on; without the header there is none."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         """Raises RequestError naming the header and its limits. Call it on the loop, when the request arrives."""

@@ -12,6 +12,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from cluster.awake import awake_timeout
 from cluster.errors import EngineError
 from cluster.frontend.api import ApiServer, build_app
 from cluster.frontend.debug import debug_router
@@ -125,7 +126,7 @@ class Frontend:
     async def _ask(self, question: Callable[[], Awaitable[Any]]) -> Any:
         """What an engine or the metrics actor answers. Raises EngineError when it does not."""
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with awake_timeout(_ANSWER_SECONDS):
                 return await question()
         except (RayError, RayServeException) as error:
             raise EngineError(f"no answer: {type(error).__name__}") from error

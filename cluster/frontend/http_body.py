@@ -1,10 +1,10 @@
 """Reading a request's body under limits of size and time."""
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
 
+from cluster.awake import awake_timeout
 from cluster.errors import RequestError
 from cluster.frontend.json_body import parse_json_object
 
@@ -23,7 +23,7 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with awake_timeout(BODY_SECONDS):
             body = await _read(request, max_bytes)
     except TimeoutError:
         raise RequestError(f"the request body was not complete within {BODY_SECONDS:g} s", None, 408) from None

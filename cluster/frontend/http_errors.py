@@ -52,6 +52,8 @@ def _headers_of(error: Exception) -> dict[str, str]:
         return {}
     if error.retry_after is not None:
         return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
+    if error.status == 408:  # What still comes of the body is not the next request (RFC 9110, 15.5.9).
+        return {"connection": "close"}
     return _NO_RETRY if error.status == 504 else {}
 
 

@@ -8,6 +8,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from cluster.awake import awake_timeout
 from cluster.errors import EngineError, EngineLost, RequestFailed, root_cause
 from cluster.links.messages import GenerateRequest, GenerateSummary
 from cluster.links.token_receiver import TokenChannel, TokenReceiver
@@ -74,7 +75,7 @@ class Attempt:
     async def _wait_for_tokens(self, summary: GenerateSummary) -> None:
         """The call and the link are two ways: the link may be a little behind."""
         try:
-            async with asyncio.timeout(self._token_seconds):
+            async with awake_timeout(self._token_seconds):
                 await self._channel.wait_complete()
         except TimeoutError:
             # An error is the last word on a request: another engine would come to the same.

@@ -1,5 +1,6 @@
 """What the reader of one stream has got: all that another engine needs to go on with it."""
 
+import time
 import uuid
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ class Delivered:
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self._token_ids = list(request.output_token_ids)
+        self._delivered_at = request.delivered_at
         self._num_cached_tokens: int | None = None
 
     @property
@@ -24,7 +26,10 @@ class Delivered:
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
         output.num_cached_tokens = self._num_cached_tokens
-        self._token_ids += output.new_token_ids
+        if output.new_token_ids:
+            self._token_ids += output.new_token_ids
+            now = time.time()
+            self._delivered_at = (self._delivered_at[0] if self._delivered_at else now, now)
         return output
 
     def next_request(self, *, was_admitted: bool) -> GenerateRequest:
@@ -38,6 +43,7 @@ class Delivered:
             sampling_params=sampling,
             resubmitted=was_admitted,
             output_token_ids=list(self._token_ids),
+            delivered_at=self._delivered_at,
         )
 
     def finish_reason(self) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from cluster.awake import awake_timeout
 from cluster.errors import EngineError
 from cluster.links.messages import EngineStatus
 
@@ -18,7 +19,7 @@ async def ask_statuses(handle: Any, seconds: float) -> list[EngineStatus]:
     Raises EngineError while none runs.
     """
     try:
-        async with asyncio.timeout(seconds):
+        async with awake_timeout(seconds):
             # A broadcast's own way to its results is all or nothing: one engine that hangs would hide the others.
             replies = await handle.broadcast("status")._fetch_replica_results_async()
     except (RayError, RayServeException, RuntimeError) as error:

@@ -38,6 +38,8 @@ class GenerateRequest:
     """Delivered already, by an engine that has lost the request: this one goes on after them, and reports only new
     tokens. Empty for a new request.
     """
+    delivered_at: tuple[float, float] | None = None
+    """When the first and the last of these tokens came, as `arrival_time`; None when there are none."""
 
 
 @dataclass(frozen=True, slots=True)

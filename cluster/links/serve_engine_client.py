@@ -14,6 +14,7 @@ from typing import Any
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from cluster.awake import awake_timeout
 from cluster.errors import EngineError, root_cause
 from cluster.links.messages import GenerateRequest
 from cluster.links.serve_request_stream import ClientDeadlines, ServeRequestStream
@@ -60,7 +61,7 @@ class ServeEngineClient:
     async def _ask_limits(self) -> None:
         self._asked_at = time.monotonic()
         try:
-            async with asyncio.timeout(self._deadlines.limits):
+            async with awake_timeout(self._deadlines.limits):
                 self._limits = await self._handle.limits.remote()
         except TimeoutError:
             raise EngineError(f"no engine told its limits within {self._deadlines.limits:g} s") from None

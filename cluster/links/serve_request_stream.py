@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.awake import awake_timeout
 from cluster.errors import EngineError, EngineLost, RequestError
 from cluster.links.attempt import Attempt
 from cluster.links.delivered import Delivered
@@ -32,8 +33,9 @@ class ClientDeadlines:
     """Limits that are older are asked for again."""
     admission: float = 60.0
     """From a new request to an engine's answer, attempts and the queue of Serve's router included."""
-    failover: float = 120.0
-    """The same for a request that an engine had taken and lost: the last engine may have to be started anew."""
+    failover: float = 300.0
+    """The same for a request that an engine had taken and lost: the last engine may try to recover for two minutes, and
+    then have to be started anew."""
     attempt: float = 2.0
     """Until the first attempt is given up that no engine answers: it may lie in one that hangs. Each later one gets
     twice as long, for none may be there yet.
@@ -112,7 +114,7 @@ class ServeRequestStream:
         patience, pause = self._deadlines.attempt, self._deadlines.first_pause
         loss: EngineLost | None = None
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 while (loss := await self._loss_before_admission(patience)) is not None:
                     if await self._ended_within(pause):
                         return
@@ -126,7 +128,7 @@ class ServeRequestStream:
     async def _loss_before_admission(self, patience: float) -> EngineLost | None:
         """None when the attempt was admitted, or ended from this side. Raises RequestError when it is refused."""
         try:
-            async with asyncio.timeout(patience):
+            async with awake_timeout(patience):
                 await self._attempt.wait_admitted()
         except TimeoutError:
             return EngineLost(f"no engine answered within {patience:g} s")
@@ -141,7 +143,7 @@ class ServeRequestStream:
 
     async def _ended_within(self, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(seconds):
+            async with awake_timeout(seconds):
                 await self._ended.wait()
         except TimeoutError:
             pass  # It may have ended in the same turn.

@@ -10,7 +10,7 @@ from cluster.metrics.series import SERIES
 from cluster.metrics.snapshot import HistogramAccumulator, MetricsSnapshot, SeriesKey
 from scheduler.plan import RequestOutput, SchedulerStats, StepPlan, StepResult
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "lost")
+FINISH_REASONS = ("stop", "length", "abort", "error")
 PREEMPTION_REASONS = ("blocks", "priority", "epoch", "hold")
 STEP_KINDS = ("decode", "mixed", "prefill")
 
@@ -21,6 +21,8 @@ class _RequestTimes:
 
     arrival: float
     num_prompt_tokens: int
+    resubmitted: bool
+    """Another engine has observed its first plan."""
     scheduled: float | None = None
     first_token: float | None = None
     last_token: float = 0.0
@@ -44,6 +46,7 @@ class EngineMetrics:
         self._stats: SchedulerStats | None = None
         self._finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self._aborts = 0
+        self._resubmissions = 0
         self._rejections: Counter[str] = Counter()
         self._recoveries: Counter[str] = Counter()
         self._histograms: dict[SeriesKey, HistogramAccumulator] = {}
@@ -95,12 +98,34 @@ class EngineMetrics:
 
     # Requests
 
-    def add(self, request_id: str, num_prompt_tokens: int, arrival_time: float) -> None:
-        """A request was accepted. `arrival_time`: seconds since 1970 by the front end's clock."""
-        # Clocks of two machines may disagree: nobody arrives in the future.
-        waited = max(0.0, time.time() - arrival_time)
+    def add(
+        self,
+        request_id: str,
+        num_prompt_tokens: int,
+        arrival_time: float,
+        num_output_tokens: int = 0,
+        delivered_at: tuple[float, float] | None = None,
+        *,
+        resubmitted: bool = False,
+    ) -> None:
+        """A request was accepted. Times are seconds since 1970 by the front end's clock.
+
+        One that is `resubmitted` goes on here after another engine has lost it, behind `num_output_tokens` of which
+        the first and the last were delivered at `delivered_at`. What the other engine has observed of it is not
+        observed again, and the pause is one long gap.
+        """
+        ago = time.perf_counter() - time.time()
+
+        def local(at: float) -> float:
+            # Clocks of two machines may disagree: nobody arrives in the future.
+            return min(at + ago, time.perf_counter())
+
+        times = _RequestTimes(local(arrival_time), num_prompt_tokens, resubmitted, num_output_tokens=num_output_tokens)
+        if delivered_at is not None:
+            times.first_token, times.last_token = map(local, delivered_at)
         with self._lock:
-            self._requests[request_id] = _RequestTimes(time.perf_counter() - waited, num_prompt_tokens)
+            self._requests[request_id] = times
+            self._resubmissions += resubmitted
 
     def refuse(self, reason: str) -> None:
         """A request was refused when it was added. `reason` is one of a few fixed words, never a message."""
@@ -155,7 +180,8 @@ class EngineMetrics:
                 times.owed = len(new.token_ids) - new.num_computed_tokens
                 if times.scheduled is None:
                     times.scheduled = max(sent_at, times.arrival)
-                    self._queue_time.observe(times.scheduled - times.arrival)
+                    if not times.resubmitted:
+                        self._queue_time.observe(times.scheduled - times.arrival)
         prefill = decode = 0
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
             times = requests.get(request_id)
@@ -191,7 +217,7 @@ class EngineMetrics:
         if times.first_token is None:
             times.first_token = now
             self._ttft.observe(now - times.arrival)
-            if times.scheduled is not None:
+            if times.scheduled is not None and not times.resubmitted:
                 self._prefill_time.observe(now - times.scheduled)
         else:
             self._itl.observe(now - times.last_token)
@@ -199,6 +225,8 @@ class EngineMetrics:
         times.num_output_tokens += num_tokens
 
     def _observe_finish(self, times: _RequestTimes, reason: str, now: float) -> None:
+        if reason == "lost":
+            return  # It has not ended: it goes on elsewhere, and is counted there.
         self._finished[reason] += 1
         if reason == "abort":
             self._aborts += 1
@@ -220,7 +248,10 @@ class EngineMetrics:
         of the scheduler's, for what it holds is lost.
         """
         with self._lock:
-            counters: dict[SeriesKey, float] = {("request_aborts",): self._aborts}
+            counters: dict[SeriesKey, float] = {
+                ("request_aborts",): self._aborts,
+                ("request_resubmissions",): self._resubmissions,
+            }
             counters |= {("request_success", reason): count for reason, count in self._finished.items()}
             counters |= {("admission_rejections", reason): count for reason, count in self._rejections.items()}
             counters |= {("engine_recoveries", cause): count for cause, count in self._recoveries.items()}

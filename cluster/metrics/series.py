@@ -57,6 +57,7 @@ SERIES: dict[str, Series] = {
     "generation_tokens": Series("counter", "Tokens generated."),
     "request_success": Series("counter", "Finished requests by finish reason.", ("finished_reason",)),
     "request_aborts": Series("counter", "Requests ended because their client left or asked."),
+    "request_resubmissions": Series("counter", "Requests that go on after another engine has lost them."),
     "engine_recoveries": Series("counter", "Restarts of an engine's ranks by what they were lost to.", ("cause",)),
     "admission_rejections": Series("counter", "Requests refused before they were scheduled.", ("reason",)),
     "num_preemptions": Series("counter", "Preemptions by reason.", ("reason",)),

@@ -72,23 +72,22 @@ def assert_nothing_left(service: ServiceProcess, directory: Path) -> None:
     check_port("127.0.0.1", service.port)
 
 
-@pytest.mark.parametrize(
-    ("number", "whole_group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)]
-)
-def test_a_signal_when_ready(start: Start, number: int, whole_group: bool) -> None:
-    service = start("server.drain_seconds=2")
-    service.wait_ready()
-    directory = service.run_directory
-    assert len(living_processes(directory)) > 5  # the search sees what must go
-    if whole_group:
+def test_signals_to_the_whole_group_when_ready(start: Start) -> None:
+    """Two services at once, for each waits most of the time. A signal to the launcher alone is the next test's."""
+    services = {number: start("server.drain_seconds=2") for number in (signal.SIGINT, signal.SIGTERM)}
+    directories = {}
+    for number, service in services.items():
+        service.wait_ready()
+        directories[number] = service.run_directory
+        assert len(living_processes(directories[number])) > 5  # the search sees what must go
+    for number, service in services.items():
         service.signal_group(number)
-    else:
-        service.process.send_signal(number)
-    assert service.wait() == 0, service.output
-    service.wait_line("stopped")
-    assert "Traceback" not in service.output
-    assert_nothing_left(service, directory)
-    assert not directory.exists()
+    for number, service in services.items():
+        assert service.wait() == 0, service.output
+        service.wait_line("stopped")
+        assert "Traceback" not in service.output
+        assert_nothing_left(service, directories[number])
+        assert not directories[number].exists()
 
 
 DRAIN_SECONDS = 2
@@ -102,6 +101,7 @@ async def test_sigterm_under_load_ends_every_stream_within_the_drain_time(start:
     service = start(f"server.drain_seconds={DRAIN_SECONDS}", "model.name=tiny", "cache.memory_gb=0.25")
     service.wait_ready()
     directory = service.run_directory
+    assert len(living_processes(directory)) > 5  # the search sees what must go
     all_begun, short_near_end = asyncio.Event(), asyncio.Event()
     num_begun, lengths = 0, [LONG, SHORT] * 6
 
@@ -144,6 +144,7 @@ async def test_sigterm_under_load_ends_every_stream_within_the_drain_time(start:
     assert int(told[1]) <= reasons.count("length")
     assert int(told[2]) == reasons.count("server_error")
     assert "unread" not in service.output
+    service.wait_line("stopped")
     assert "Traceback" not in service.output
     assert_nothing_left(service, directory)
     assert not directory.exists()

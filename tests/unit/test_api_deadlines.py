@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -60,6 +62,32 @@ async def test_when_the_deadline_passes_everything_is_aborted(
         assert f"200 ms of {DEADLINE_HEADER}" in error["message"]
     assert client.left_running() == []
     assert len(client.streams) == (1 if where == "queue" else 2)
+
+
+@pytest.mark.parametrize(("route", "good"), ROUTES)
+async def test_the_deadline_counts_from_the_headers_on(route: str, good: dict[str, Any]) -> None:
+    """A body that comes slowly takes of it, and one that does not come ends with it."""
+    client = FakeEngineClient()
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def slow() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.3)
+        yield json.dumps(good).encode()
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    client.open_delay = hang
+    async with http_client(make_app(client)) as http:
+        for body, milliseconds, at_most in ((stalled(), 200, 5.0), (slow(), 600, 0.85)):
+            headers = {"content-type": "application/json", DEADLINE_HEADER: str(milliseconds)}
+            began = time.monotonic()
+            response = await asyncio.wait_for(http.post(route, content=body, headers=headers), 10)
+            assert check_error(response, 504)["code"] == "deadline_exceeded"
+            assert time.monotonic() - began < at_most
 
 
 async def test_a_deadline_that_does_not_pass_changes_nothing() -> None:

@@ -122,6 +122,7 @@ async def test_a_body_that_does_not_come_is_a_408_and_the_next_request_is_served
         headers = {"content-type": "application/json"}
         response = await http.post("/v1/completions", content=stalled(), headers=headers)
         assert "0.05 s" in check_error(response, 408)["message"]
+        assert response.headers["connection"] == "close"
         assert (await http.post("/v1/completions", json=GOOD)).status_code == 200
 
 

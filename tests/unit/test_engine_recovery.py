@@ -18,6 +18,7 @@ from cluster.metrics.engine import EngineMetrics
 from scheduler.request import Request
 from scheduler.sampling_params import SamplingParams
 from scheduler.scheduler import Scheduler
+from workers.config import ModelLimits
 
 PROMPTS = {f"r{index}": [index + 1, 7, 3 * index] for index in range(6)}
 NUM_TOKENS = 20
@@ -179,6 +180,73 @@ async def test_recovery_has_a_deadline() -> None:
     await asyncio.wait_for(loop, DEADLINE)
 
 
+async def test_a_pause_of_the_whole_process_does_not_count_against_the_ranks() -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.may_restart.clear()
+    deadlines = replace(EngineDeadlines(), hand_over=0.3, recovery=0.3)
+    engine = Engine(executor, make_scheduler, published, 2, deadlines=deadlines)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    engine.add_request(request("a", [1, 2], 5))
+    await turns()
+    executor.fail("rank 1 is gone")
+    await until_state(engine, "recovering")
+    time.sleep(1.0)  # noqa: ASYNC251 - the process stands still
+    await asyncio.sleep(0.05)
+    executor.may_restart.set()
+    await until_state(engine, "ready")
+    async with asyncio.timeout(DEADLINE):
+        while engine.num_open_requests():
+            executor.release()
+            await asyncio.sleep(0)
+    assert published.token_ids("a") == continuation([1, 2], 5)
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_recovery_that_takes_too_long_gives_its_requests_back(comes_back: bool) -> None:
+    executor, published = FakeExecutor(manual=True), Published()
+    executor.may_restart.clear()
+    deadlines = replace(EngineDeadlines(), hand_over=0.05, recovery=DEADLINE if comes_back else 0.5)
+    engine = Engine(executor, make_scheduler, published, 2, deadlines=deadlines)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    for name in ("a", "b"):
+        engine.add_request(request(name, [1, 2], 5))
+    await turns()
+    executor.release()
+    await turns()
+    executor.fail("rank 1 is gone")
+    for name in ("a", "b"):
+        last = await asyncio.wait_for(published.last(name), 0.4)  # it does not wait for the recovery's own deadline
+        assert last.finish_reason == "lost"
+        assert "0.05 s after rank 1 is gone" in str(last.error)
+        assert published.token_ids(name) == continuation([1, 2], 1)
+    assert engine.num_open_requests() == 0
+    assert engine.status() == EngineStatus(False, True, "recovering: rank 1 is gone")
+    engine.check_health()
+    with pytest.raises(EngineError, match="recovering: rank 1 is gone"):
+        engine.add_request(request("c", [1, 2], 5))
+    if comes_back:
+        executor.may_restart.set()
+        await until_state(engine, "ready")
+        again = Request("again", [1, 2], SamplingParams(max_tokens=5), output_token_ids=continuation([1, 2], 1))
+        engine.add_request(again)
+        async with asyncio.timeout(DEADLINE):
+            while engine.num_open_requests():
+                executor.release()
+                await asyncio.sleep(0)
+        assert published.token_ids("again") == continuation([1, 2], 5)[1:]
+    else:
+        await asyncio.wait_for(loop, DEADLINE)
+        assert not engine.status().live
+    for name in ("a", "b"):
+        assert published.num_ends(name) == 1
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
 def make_scheduler(limits: object) -> Scheduler:
     return Scheduler(config(2), LIMITS.num_blocks)
 
@@ -323,6 +391,33 @@ async def test_new_requests_are_refused_while_the_queue_is_too_long() -> None:
     await asyncio.wait_for(loop, DEADLINE)
 
 
+async def test_a_recovery_counts_as_waiting() -> None:
+    class SlowToStart(FakeExecutor):
+        async def start(self) -> ModelLimits:
+            await asyncio.sleep(0.3)
+            return await super().start()
+
+    executor, published = SlowToStart(), Published()
+    executor.may_restart.clear()
+    engine = Engine(executor, make_scheduler, published, 2, max_queue_seconds=0.1)
+    await engine.start()
+    loop = asyncio.ensure_future(engine.run())
+    assert refusal_of(engine, "before") is None
+    await published.last("before")
+    executor.fail("rank 0 is gone")
+    await until_state(engine, "recovering")
+    refusal = refusal_of(engine, "new")
+    assert refusal is not None
+    assert 0.0 < refusal.retry_after < 0.25
+    engine.add_request(Request("again", [1, 2], SamplingParams(max_tokens=5), resubmitted=True))
+    executor.may_restart.set()
+    await until_state(engine, "ready")
+    assert refusal_of(engine, "after") is None
+    await published.last("again")
+    await engine.shutdown()
+    await asyncio.wait_for(loop, DEADLINE)
+
+
 def refusal_of(engine: Engine, name: str) -> QueueTooLong | None:
     try:
         engine.add_request(request(name, [7] * 40, 3))
@@ -338,6 +433,8 @@ async def test_waiting_work_without_steps_is_not_alive() -> None:
     time.sleep(0.1)  # noqa: ASYNC251
     assert engine.status().live  # it is idle
     engine.add_request(request("a", [1, 2], 5))
+    assert engine.status().live  # before, nobody waited
+    time.sleep(0.1)  # noqa: ASYNC251
     assert not engine.status().live
     with pytest.raises(EngineError, match="requests wait"):
         engine.check_health()

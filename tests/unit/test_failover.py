@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -80,6 +81,11 @@ async def test_one_death(fate: Fate) -> None:
     assert second.arrival_time == first.arrival_time
     assert second.sampling_params == first.sampling_params
     assert second.output_token_ids == undisturbed(8)[: len(second.output_token_ids)]
+    if second.output_token_ids:
+        assert second.delivered_at is not None
+        assert first.arrival_time < second.delivered_at[0] <= second.delivered_at[1] < time.time()
+    else:
+        assert second.delivered_at is None
     assert not first.resubmitted
     if fate.tokens or fate.kind in BEFORE_ADMISSION:  # else the admission may be lost with the engine
         assert second.resubmitted == (fate.kind not in BEFORE_ADMISSION)
@@ -190,6 +196,22 @@ async def test_no_engine_takes_it_in_time() -> None:
             await client.open(PROMPT, SamplingParams(max_tokens=8))
         await until(lambda: not receiver._channels)
         assert all(call.cancelled for call in engines.calls[1:])
+
+
+@pytest.mark.parametrize("fates", [[], [Fate("die", 3)]], ids=["new", "lost"])
+async def test_a_pause_of_the_front_end_fails_no_request(fates: list[Fate]) -> None:
+    short = ClientDeadlines(admission=0.4, failover=0.4, attempt=0.4, tokens=0.4)
+    engines = FailingEngines(fates)
+    async with client_of(engines, short) as (client, _):
+        opening = asyncio.ensure_future(client.open(PROMPT, SamplingParams(max_tokens=8)))
+        if fates:
+            stream = await opening
+            reading = asyncio.ensure_future(read(stream))
+        while len(engines.requests) <= len(fates):  # noqa: ASYNC110 - the very turn in which it is sent
+            await asyncio.sleep(0)
+        time.sleep(1.2)  # noqa: ASYNC251 - this process stands still, and what the engine has said waits to be read
+        assert tokens(await (reading if fates else read(await opening))) == undisturbed(8)
+        assert len(engines.requests) == len(fates) + 1
 
 
 async def test_a_request_that_ends_engine_after_engine_fails_in_the_end() -> None:

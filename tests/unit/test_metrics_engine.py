@@ -100,6 +100,48 @@ def test_time_in_the_queue_counts_from_the_front_ends_clock() -> None:
     assert totals(steps.metrics.snapshot(), "request_queue_time_seconds") == (2, pytest.approx(50.0, abs=1.0))
 
 
+def test_a_stream_that_another_engine_has_lost_counts_once() -> None:
+    """Two tokens came from the first engine; the second one is 20 s behind the last of them."""
+    first, second = Steps(), Steps()
+    now = time.time()
+    first.metrics.add("a", 20, now - 30.0)
+    first.step({"a": 20}, [RequestOutput("a", [5])], 0.0, 0.0, new=(new_request("a", 20),))
+    first.step({"a": 1}, [RequestOutput("a", [6])], 0.0, 5.0)
+    first.metrics.finish("a", "lost")
+    second.metrics.add("b", 20, now - 30.0, 2, (now - 25.0, now - 20.0), resubmitted=True)
+    second.step({"b": 22}, [RequestOutput("b", [7])], 0.0, 0.0, new=(new_request("b", 22),))
+    second.step({"b": 1}, [RequestOutput("b", [8], "length")], 0.0, 5.0)
+    snapshots = first.metrics.snapshot(), second.metrics.snapshot()
+
+    def both(*key: str) -> tuple[int, float]:
+        (count, total), (more, added) = (totals(snapshot, *key) for snapshot in snapshots)
+        return count + more, total + added
+
+    near = {"abs": 1.0}
+    assert both("time_to_first_token_seconds") == (1, pytest.approx(30.0, **near))
+    assert both("request_queue_time_seconds") == (1, pytest.approx(30.0, **near))
+    assert both("request_prefill_time_seconds")[0] == 1
+    assert both("inter_token_latency_seconds") == (3, pytest.approx(5.0 + 20.0 + 5.0, **near))
+    assert both("e2e_request_latency_seconds") == (1, pytest.approx(35.0, **near))
+    assert both("request_decode_time_seconds") == (1, pytest.approx(30.0, **near))
+    assert both("request_time_per_output_token_seconds") == (1, pytest.approx(10.0, **near))
+    assert both("request_prompt_tokens") == (1, 20)
+    assert both("request_generation_tokens") == (1, 4)
+    ended = [value for snapshot in snapshots for key, value in snapshot.counters.items() if key[0] == "request_success"]
+    assert sum(ended) == 1
+    assert [snapshot.counters[("request_resubmissions",)] for snapshot in snapshots] == [0, 1]
+
+
+def test_a_request_lost_before_its_first_token_has_it_elsewhere() -> None:
+    steps = Steps()
+    steps.metrics.add("a", 4, time.time() - 30.0, resubmitted=True)
+    steps.step({"a": 4}, [RequestOutput("a", [1])], 0.0, 1.0, new=(new_request("a", 4),))
+    snapshot = steps.metrics.snapshot()
+    assert totals(snapshot, "time_to_first_token_seconds") == (1, pytest.approx(31.0, abs=1.0))
+    assert totals(snapshot, "request_queue_time_seconds")[0] == 0
+    assert totals(snapshot, "request_prefill_time_seconds")[0] == 0
+
+
 def test_steps_are_told_apart_by_what_they_compute() -> None:
     steps = Steps()
     for request_id in "ab":

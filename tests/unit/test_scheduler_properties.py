@@ -192,8 +192,9 @@ class CheckedLoop(Loop):
                 assert (given_tokens, self.reasons[request_id]) == (tokens, reason)
         stats = self.scheduler.stats()
         assert stats.generation_tokens == sum(len(tokens) for tokens in self.outputs.values())
-        assert stats.prompt_tokens == sum(len(self.specs[i].prompt) for i in self.first_hits)
-        assert stats.prompt_tokens_cached == sum(self.first_hits.values())
+        new = [request_id for request_id in self.first_hits if not self.specs[request_id].output]
+        assert stats.prompt_tokens == sum(len(self.specs[request_id].prompt) for request_id in new)
+        assert stats.prompt_tokens_cached == sum(self.first_hits[request_id] for request_id in new)
         assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
 
 

@@ -28,6 +28,15 @@ def test_output_counts_as_output_and_only_new_tokens_come_out() -> None:
     assert rig.scheduler.stats().generation_tokens == 2
 
 
+@pytest.mark.parametrize("output", [[], [7, 7]])
+def test_the_prompt_of_the_resubmitted_was_counted_before(output: list[int]) -> None:
+    rig = Rig()
+    rig.add("again", 5, output_token_ids=output, resubmitted=True)
+    rig.add("new", 6)
+    rig.plan()
+    assert rig.scheduler.stats().prompt_tokens == 6
+
+
 def test_the_resubmitted_wait_behind_the_preempted_and_before_the_new() -> None:
     rig = Rig(max_num_seqs=1)
     rig.add("preempted", 5)
