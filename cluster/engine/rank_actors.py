@@ -22,6 +22,7 @@ def by_node(nodes: Sequence[str]) -> list[int]:
     """
     return sorted(range(len(nodes)), key=lambda index: nodes.index(nodes[index]))
 
+
 _WORKER_ACTOR = ray.remote(WorkerActor)
 """Made once: each one exports the class anew."""
 
