@@ -28,7 +28,7 @@ EXIT_STATUS = 86
 class WorkerActor(workers.actor.WorkerActor):
     """A rank that can be poisoned. Ray shows it under its name, by which faults find it: the real one's."""
 
-    def load(self, rendezvous: str) -> None:
+    def load(self, rank: int, rendezvous: str) -> None:
         from workers.worker import Worker
 
         class PoisonableWorker(Worker):
@@ -40,7 +40,8 @@ class WorkerActor(workers.actor.WorkerActor):
                     os._exit(EXIT_STATUS)
                 return super().launch_step(plan)
 
-        self._worker = PoisonableWorker(self._config, self._rank, rendezvous)
+        self._rank = rank
+        self._worker = PoisonableWorker(self._config, rank, rendezvous, self._listener)
         self._worker.load()
 
 

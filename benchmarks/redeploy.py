@@ -16,7 +16,6 @@ import ray
 from ray import serve
 
 from cluster.launch.app import build_app
-from cluster.launch.placement import placement_strategy
 from cluster.models.store import open_store
 from cluster.settings.local_device import find_device
 from cluster.settings.source import resolve
@@ -35,9 +34,7 @@ def deploy_again(launcher: int, words: Sequence[str], address: str) -> None:
     model = str(open_store(print).resolve(resolved.model.path).directory)
     engine = engine_settings(resolved, model, device)
     ray.init(address=address, log_to_driver=False, logging_level="WARNING")
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    strategy = placement_strategy(engine.placement_bundles(), nodes)
-    app = build_app(resolved, engine, frontend_settings(resolved, model), strategy)
+    app = build_app(resolved, engine, frontend_settings(resolved, model))
     serve.run(app, name=APP_NAME, route_prefix="/")
 
 

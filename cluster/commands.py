@@ -1,4 +1,5 @@
-"""The commands: `chunkserve serve`, `chunkserve check-config`, `chunkserve model fetch`.
+"""The commands: `chunkserve serve`, `chunkserve preflight`, `chunkserve check-config`,
+`chunkserve model fetch`.
 
 Exit status 0 is success (a service that was asked to stop included), 1 a failure while running, 2 a wrong setting or
 command line. Errors are one line on standard error.
@@ -39,12 +40,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="serve a model until Ctrl-C or SIGTERM")
-    serve.add_argument(
-        "--address",
-        help="a running Ray cluster to use (host:port, or auto); without it Ray is started and stopped again",
-    )
+    _add_address(serve)
     _add_settings(serve)
     serve.set_defaults(command=_serve)
+
+    preflight = commands.add_parser("preflight", help="try what serve would need of a cluster, and tell what lacks")
+    _add_address(preflight)
+    _add_settings(preflight)
+    preflight.set_defaults(command=_preflight)
 
     check = commands.add_parser("check-config", help="print every setting with where its value came from")
     _add_settings(check)
@@ -56,6 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("id", nargs="?", default=DEFAULT_MODEL, help=f"a hub id (default: {DEFAULT_MODEL})")
     fetch.set_defaults(command=_fetch)
     return parser
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address",
+        help="a running Ray cluster to use (host:port, or auto); without it Ray is started and stopped again",
+    )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +82,13 @@ def _serve(options: argparse.Namespace) -> int:
 
     device = find_device()
     return Launcher(resolve(device, options.config, options.settings), device, options.address, _say).run()
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from cluster.preflight.command import preflight
+
+    device = find_device()
+    return preflight(resolve(device, options.config, options.settings).settings, device, options.address, _say)
 
 
 def _check_config(options: argparse.Namespace) -> int:

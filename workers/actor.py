@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 
 
-def free_port(host: str) -> int:
-    """A TCP port of `host` that nobody listens on now. Whoever uses it must expect to lose the race for it."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def listen_for_ranks(host: str) -> tuple[socket.socket, str]:
+    """A socket at a free port of `host`, and the rendezvous it is: held from now on, so that nobody else takes it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
+    shown = f"[{host}]" if ":" in host else host
+    return listener, f"tcp://{shown}:{listener.getsockname()[1]}"
 
 
 class WorkerActor:
     """One rank. Methods are called once each, in the order they stand here; a spare that never serves only warms up.
 
-    `process_id` is asked at any time, and again and again until the call fails: then the rank is gone.
+    Which rank it is, it learns when it loads: ranks are numbered once it is known where they are. `process_id` is
+    asked at any time, and again and again until the call fails: then the rank is gone.
     """
 
-    def __init__(self, config: WorkerConfig, rank: int) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         log_to_stderr()
         self._config = config
-        self._rank = rank
+        self._rank = 0
+        self._listener: socket.socket | None = None
         self._worker: Worker | None = None
 
     def warm_up(self) -> None:
@@ -50,16 +52,21 @@ class WorkerActor:
     def process_id(self) -> int:
         return os.getpid()
 
-    def rendezvous(self) -> str:
-        """Where rank 0 will serve torch.distributed's rendezvous: this node, a free port."""
-        host = ray.util.get_node_ip_address()
-        return f"tcp://{host}:{free_port(host)}"
+    def node_id(self) -> str:
+        """Ray's name of the node that this runs on."""
+        return str(ray.get_runtime_context().get_node_id())
 
-    def load(self, rendezvous: str) -> None:
-        """Join the group and read this rank's slices of the weights."""
+    def rendezvous(self) -> str:
+        """Where the ranks meet. Only rank 0 is asked, and listens there, on this node, from now on."""
+        self._listener, rendezvous = listen_for_ranks(ray.util.get_node_ip_address())
+        return rendezvous
+
+    def load(self, rank: int, rendezvous: str) -> None:
+        """Join the group as this rank and read its slices of the weights."""
         from workers.worker import Worker  # here, so that the engine knows this class without loading torch
 
-        self._worker = Worker(self._config, self._rank, rendezvous)
+        self._rank = rank
+        self._worker = Worker(self._config, rank, rendezvous, self._listener)
         self._worker.load()
 
     def measure(self) -> ModelLimits:
@@ -87,5 +94,5 @@ class WorkerActor:
 
     def _loaded(self) -> "Worker":
         if self._worker is None:
-            raise RuntimeError(f"rank {self._rank} was asked for more before it had loaded")
+            raise RuntimeError("a rank was asked for more before it had loaded")
         return self._worker

@@ -5,6 +5,7 @@ It knows nothing of models; `workers.partition` says who holds what.
 
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -41,25 +42,39 @@ class TensorParallel:
 
     @classmethod
     def connect(
-        cls, rank: int, size: int, rendezvous: str, device: torch.device, timeout_seconds: float
+        cls,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        device: torch.device,
+        timeout_seconds: float,
+        listener: socket.socket | None = None,
     ) -> "TensorParallel":
         """Meet the other ranks at `rendezvous` ("tcp://host:port", on rank 0's node) over NCCL or Gloo.
 
-        Ranks on the CPUs of one node then share memory where they can. The timeout holds for the meeting and
-        for every later collective. Raises RuntimeError (torch's DistError and DistNetworkError are) naming the
-        rendezvous when the ranks do not come together.
+        `listener`: rank 0's socket, if it listens at the rendezvous already; it is taken over. Whoever comes before
+        rank 0 dials again and again. Ranks on the CPUs of one node then share memory where they can. The timeout
+        holds for the meeting and for every later collective. Raises RuntimeError (torch's DistError and
+        DistNetworkError are) naming the rendezvous when the ranks do not come together.
         """
         if size == 1:
+            if listener is not None:
+                listener.close()
             return cls(device=device)
-        _pin_interface(rendezvous)
+        host, port = _host_and_port(rendezvous)
+        _pin_interface(host, port)
+        timeout = timedelta(seconds=timeout_seconds)
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
+            store = dist.TCPStore(
+                host, port, size, rank == 0, timeout, master_listen_fd=None if listener is None else listener.detach()
+            )
             dist.init_process_group(
                 backend,
-                init_method=rendezvous,
+                store=store,
                 rank=rank,
                 world_size=size,
-                timeout=timedelta(seconds=timeout_seconds),
+                timeout=timeout,
                 device_id=device if device.type == "cuda" else None,
             )
             collectives = _collectives(rank, size, device, timeout_seconds)
@@ -72,6 +87,11 @@ class TensorParallel:
         if self._collectives is not None:
             self._collectives.close()
             dist.destroy_process_group()
+
+    @property
+    def transport(self) -> str:
+        """What the collectives go over: "shared memory", "gloo" or "nccl"; "none" for a single rank."""
+        return "none" if self._collectives is None else self._collectives.name
 
     def stats(self) -> CollectiveStats:
         """What this rank's collectives have taken."""
@@ -130,16 +150,20 @@ def _collectives(rank: int, size: int, device: torch.device, timeout_seconds: fl
     return chosen
 
 
-def _pin_interface(rendezvous: str) -> None:
+def _host_and_port(rendezvous: str) -> tuple[str, int]:
+    url = urlsplit(rendezvous)
+    if url.scheme != "tcp" or not url.hostname or not url.port:
+        raise ValueError(f"rendezvous is {rendezvous!r}; it must read tcp://host:port")
+    return url.hostname, url.port
+
+
+def _pin_interface(host: str, port: int) -> None:
     """Make Gloo and NCCL use the interface that holds this node's address.
 
     Left alone, Gloo binds whatever the host name resolves to, often 127.0.1.1, where no other node finds it.
     A choice the user made stands.
     """
-    url = urlsplit(rendezvous)
-    if url.scheme != "tcp" or not url.hostname or not url.port:
-        raise ValueError(f"rendezvous is {rendezvous!r}; it must read tcp://host:port")
-    address = local_address(url.hostname, url.port)
+    address = local_address(host, port)
     interface = interface_of(address)
     if interface is None:
         logger.warning("no interface is known to hold %s; Gloo and NCCL choose one themselves", address)

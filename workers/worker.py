@@ -5,6 +5,7 @@ The same class runs under the Ray shell, in process and under plain processes in
 
 import logging
 import platform
+import socket
 import time
 from dataclasses import replace
 from functools import cached_property
@@ -42,8 +43,16 @@ class Worker:
     _runner: ModelRunner
     _state: RequestState
 
-    def __init__(self, config: WorkerConfig, rank: int = 0, rendezvous: str | None = None) -> None:
-        """`rendezvous`: "tcp://host:port" on rank 0's node, None only for a group of one."""
+    def __init__(
+        self,
+        config: WorkerConfig,
+        rank: int = 0,
+        rendezvous: str | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """`rendezvous`: "tcp://host:port" on rank 0's node, None only for a group of one. `listener`: rank 0's
+        socket, if it listens there already.
+        """
         if not 0 <= rank < config.tensor_parallel_size:
             raise ValueError(f"rank is {rank}; tensor_parallel_size is {config.tensor_parallel_size}")
         if rendezvous is None and config.tensor_parallel_size > 1:
@@ -51,6 +60,7 @@ class Worker:
         self._config = config
         self._rank = rank
         self._rendezvous = rendezvous
+        self._listener = listener
         self._connected = False
         self.clock: StageClock | None = None
         """Where time goes, once `allocate` was called with `profile_steps`."""
@@ -180,10 +190,17 @@ class Worker:
             self._tp.close()
 
     def _connect(self) -> TensorParallel:
-        size = self._config.tensor_parallel_size
+        config = self._config
         if self._rendezvous is None:
             return TensorParallel(device=self._device)
-        tp = TensorParallel.connect(self._rank, size, self._rendezvous, self._device, self._config.rendezvous_seconds)
+        tp = TensorParallel.connect(
+            self._rank,
+            config.tensor_parallel_size,
+            self._rendezvous,
+            self._device,
+            config.rendezvous_seconds,
+            self._listener,
+        )
         self._connected = True
         return tp
 

@@ -1,7 +1,7 @@
 """Where ranks run: worker actors in a placement group, and spare ones that wait to take over."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -15,6 +15,14 @@ from cluster.errors import ExecutorError
 from workers.actor import WorkerActor
 
 T = TypeVar("T")
+
+
+def by_node(nodes: Sequence[str]) -> list[int]:
+    """The order in which actors become ranks, given each one's node: those of a node follow each other, so that
+    neighbours in the group are neighbours on the network; else as they are.
+    """
+    return sorted(range(len(nodes)), key=lambda index: nodes.index(nodes[index]))
+
 
 _WORKER_ACTOR = ray.remote(WorkerActor)
 """Made once: each one exports the class anew."""
@@ -33,7 +41,7 @@ class RankActors:
     """Makes one actor a rank, in the placement group of the actor that builds this, else in one of its own.
 
     Build it on an actor's main thread, where the current placement group is known. In a group of its
-    builder, bundle 0 is the builder's and bundle 1 + r is rank r's.
+    builder, bundle 0 is the builder's and each other one a rank's.
 
     A spare is a process beside the rank's that has imported what a rank needs: starting one takes longer than
     all the rest of a recovery. It costs memory for its modules and, while it waits, no time. A rank with a GPU
@@ -78,14 +86,14 @@ class RankActors:
         """One actor a rank, each of which takes so much."""
         group, first_bundle = await self._group()
 
-        def make(rank: int) -> Any:
-            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + rank)
+        def make(index: int) -> Any:
+            place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first_bundle + index)
             options = _WORKER_ACTOR.options(
                 num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=place, max_restarts=0
             )
-            return options.remote(self._settings.worker, rank)
+            return options.remote(self._settings.worker)
 
-        return await off_loop(self._settings.deadlines.place, lambda: [make(rank) for rank in range(self._num_ranks)])
+        return await off_loop(self._settings.deadlines.place, lambda: [make(index) for index in range(self._num_ranks)])
 
     async def _group(self) -> tuple[PlacementGroup, int]:
         """The group, and the bundle of its first rank."""
@@ -103,7 +111,7 @@ class RankActors:
     async def _create_group(self) -> PlacementGroup:
         bundles = [self._settings.rank_bundle() for _ in range(self._num_ranks)]
         seconds = self._settings.deadlines.place
-        group: PlacementGroup = await off_loop(seconds, placement_group, bundles, "PACK")
+        group: PlacementGroup = await off_loop(seconds, placement_group, bundles, self._settings.strategy)
         self._own_group = group
         ready = await off_loop(seconds, group.ready)
         try:

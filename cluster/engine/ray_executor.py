@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError
 
 from cluster.awake import awake_timeout
 from cluster.engine.executor import NoRoom
-from cluster.engine.rank_actors import RankActors, off_loop
+from cluster.engine.rank_actors import RankActors, by_node, off_loop
 from cluster.engine.settings import EngineSettings
 from cluster.engine.step_link import StepLink
 from cluster.errors import ExecutorError, root_cause
@@ -86,7 +86,8 @@ class RayExecutor:
             await self._place()
         async with self._phase("load"):
             (rendezvous,) = await self._wait([self._ranks[0].rendezvous.remote()], "load", deadlines.place)
-            await self._wait([rank.load.remote(rendezvous) for rank in self._ranks], "load", deadlines.load)
+            loads = [actor.load.remote(rank, rendezvous) for rank, actor in enumerate(self._ranks)]
+            await self._wait(loads, "load", deadlines.load)
         if (limits := self._limits) is None:
             async with self._phase("measure"):
                 measured = [rank.measure.remote() for rank in self._ranks]
@@ -131,10 +132,17 @@ class RayExecutor:
         return min(seconds, self._deadlines.bundles + 5 * first)
 
     async def _place(self) -> None:
-        """Take one actor process a rank."""
+        """Take one actor process a rank, in the order of their nodes."""
         self._ranks = await self._actors.take()
-        started = [rank.process_id.remote() for rank in self._ranks]
-        self._process_ids = await self._wait(started, "place", self._deadlines.place, NoRoom)
+        started = [actor.process_id.remote() for actor in self._ranks]
+        process_ids = await self._wait(started, "place", self._deadlines.place, NoRoom)
+        asked = [actor.node_id.remote() for actor in self._ranks]
+        nodes = await self._wait(asked, "place", self._deadlines.place)
+        order = by_node(nodes)
+        self._ranks = [self._ranks[index] for index in order]
+        self._process_ids = [process_ids[index] for index in order]
+        if len(set(nodes)) > 1:
+            logger.info("ranks are on nodes %s", ", ".join(nodes[index][:8] for index in order))
 
     async def _connect(self) -> None:
         num_ranks = len(self._ranks)

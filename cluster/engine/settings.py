@@ -1,9 +1,13 @@
 """What one engine replica is built from. Knows neither Ray nor torch, so that a launcher may import it."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from scheduler.config import SchedulerConfig, SchedulingPolicy
 from workers.config import ModelLimits, WorkerConfig
+
+Placement = Literal["pack", "spread"]
+"""pack: an engine and its ranks on one node. spread: on several where one has no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,18 @@ class EngineSettings:
     rank_cpus: float = 1.0
     """Ray CPUs of each rank (one bundle a rank)."""
     rank_gpus: float = 0.0
+    placement: Placement = "pack"
     warm_spares: bool = True
     """A second process a rank without a GPU, with its modules imported, takes over when the rank is lost."""
     max_queue_seconds: float | None = None
     """New requests are refused while the first token of one more is predicted to take longer; None: never."""
     step_log_size: int = 4096
     """Steps that the live step log keeps."""
+
+    @property
+    def strategy(self) -> str:
+        """Ray's word for the placement. Both fill a node before they take the next one."""
+        return "STRICT_PACK" if self.placement == "pack" else "PACK"
 
     def placement_bundles(self) -> list[dict[str, float]]:
         """Bundle 0 for the engine, then one bundle a rank."""

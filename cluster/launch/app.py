@@ -28,8 +28,8 @@ when it is the only one, those wait until its successor has started.
 """
 
 
-def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSettings, strategy: str) -> Any:
-    """The application to deploy. `strategy` places an engine's bundles: STRICT_PACK on one node, or PACK.
+def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSettings) -> Any:
+    """The application to deploy.
 
     Deployed over one that runs, it replaces what was built from other settings, and nothing else: front ends, and the
     connections through them, outlive a change of the engine.
@@ -40,7 +40,7 @@ def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSett
         name=ENGINE,
         ray_actor_options={"num_cpus": engine.engine_cpus},
         placement_group_bundles=engine.placement_bundles(),
-        placement_group_strategy=strategy,
+        placement_group_strategy=engine.strategy,
         graceful_shutdown_timeout_s=HAND_OVER_SECONDS,
         **_common(),
         **_replicas(settings.parallel.num_replicas, engine.worker.max_num_seqs),

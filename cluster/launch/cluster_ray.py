@@ -27,14 +27,9 @@ class ClusterRay:
 
     def start(self) -> None:
         """Connect. Raises EngineError if no cluster answers, or if it serves an application of ours already."""
-        check_address(self._address)
-        import ray
+        connect(self._address)
         from ray import serve
 
-        try:
-            ray.init(address=self._address, log_to_driver=False, logging_level="WARNING")
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise EngineError(f"no Ray cluster answers at {self._address}: {error}") from error
         status = serve.status()
         if APP_NAME in status.applications:
             raise EngineError(f"the cluster at {self._address} runs an application {APP_NAME!r} already")
@@ -66,6 +61,17 @@ class ClusterRay:
 
     def kill(self) -> None:
         """Nothing of a cluster is a process of ours; the watchdog removes the application."""
+
+
+def connect(address: str) -> None:
+    """Make it this process's Ray. Raises EngineError if no cluster answers."""
+    check_address(address)
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(f"no Ray cluster answers at {address}: {error}") from error
 
 
 def check_address(address: str) -> None:

@@ -18,8 +18,9 @@ from cluster.errors import EngineError
 from cluster.frontend.open_generations import DrainReport
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.app import ENGINE, FRONTEND, build_app
+from cluster.launch.cluster_nodes import possible_nodes
 from cluster.launch.deploy_failure import cause_of
-from cluster.launch.placement import placement_strategy
+from cluster.launch.placement import demand_of, placement_problems
 from cluster.launch.signals import StopSignals
 from cluster.metrics.actor import create_metrics_actor
 from cluster.settings.tree import APP_NAME, Settings
@@ -61,8 +62,11 @@ class Service:
     def deploy(self) -> None:
         """Start the proxy and hand the application to Serve, which builds front ends and engines at once.
 
-        Raises EngineError with the cause if Serve does not start.
+        Raises EngineError with the cause if the cluster cannot hold it or Serve does not start.
         """
+        demand = demand_of(self._settings, self._engine)
+        if problems := placement_problems(demand, possible_nodes(demand)):
+            raise EngineError(f"the application cannot be placed: {'; '.join(problems)}")
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it tells, `say` tells
         server = self._settings.server
         try:
@@ -70,8 +74,7 @@ class Service:
         except RayError as error:
             raise EngineError(f"Ray Serve does not start: {cause_of(str(error))}") from error
         self._metrics = create_metrics_actor(APP_NAME)
-        strategy = placement_strategy(self._bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        app = build_app(self._settings, self._engine, self._frontend, strategy)
+        app = build_app(self._settings, self._engine, self._frontend)
         self._deploying = threading.Thread(target=self._run, args=(app,), name="deploy", daemon=True)
         self._deploying.start()
 

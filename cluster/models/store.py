@@ -39,6 +39,13 @@ class ModelStore:
 
         Raises ModelError with everything that was tried.
         """
+        return self.local(path) or self.fetch(path)
+
+    def local(self, path: str) -> StoredModel | None:
+        """A copy that is already here, if there is one.
+
+        Raises ModelError for a directory without a whole model, and for what is neither a directory nor a hub id.
+        """
         started = time.monotonic()
         directory = Path(path).expanduser()
         if directory.is_dir():
@@ -52,7 +59,7 @@ class ModelStore:
             cached = self._package.cached()
             if cached is not None:
                 return _stored(cached, f"the local copy from {self._package.name}", started)
-        return self.fetch(path)
+        return None
 
     def fetch(self, path: str) -> StoredModel:
         """Ask the sources anew, the hub first. Raises ModelError with everything that was tried."""

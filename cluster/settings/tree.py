@@ -7,7 +7,7 @@ start-up measures. `cluster.settings.source` reads the tree from a file and the 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from cluster.engine.settings import EngineSettings, SchedulerOptions
+from cluster.engine.settings import EngineSettings, Placement, SchedulerOptions
 from cluster.errors import ConfigError
 from cluster.frontend.settings import FrontendSettings
 from cluster.settings.values import (
@@ -75,6 +75,7 @@ class ServerSettings:
 @dataclass(frozen=True, slots=True)
 class ParallelSettings:
     tensor_parallel_size: int = _setting(1, integer(1, 1024))
+    placement: Placement = _setting("pack", choice("pack", "spread"))
     num_replicas: ReplicaRange = _setting(ReplicaRange(1, 1), replicas)
 
 
@@ -224,6 +225,7 @@ def engine_settings(settings: Settings, model_path: str, device: Device) -> Engi
         model_name=settings.served_name,
         app_name=APP_NAME,
         rank_gpus=1.0 if device.kind == "cuda" else 0.0,
+        placement=settings.parallel.placement,
         max_queue_seconds=settings.server.max_queue_seconds,
     )
 

@@ -13,9 +13,7 @@ def versions(*words: str) -> dict[str, str]:
     """By deployment, of the application that these settings make."""
     device = Device()
     settings = resolve(device, None, list(words)).settings
-    app: Any = build_app(
-        settings, engine_settings(settings, "/model", device), frontend_settings(settings, "/model"), "PACK"
-    )
+    app: Any = build_app(settings, engine_settings(settings, "/model", device), frontend_settings(settings, "/model"))
     engine = app._bound_deployment.init_args[1]._bound_deployment
     return {each.name: each.version for each in (app._bound_deployment, engine)}
 
@@ -29,6 +27,7 @@ def versions(*words: str) -> dict[str, str]:
         ("server.drain_seconds=3", set()),
         ("server.num_frontends=2", set()),
         ("parallel.num_replicas=2", set()),
+        ("parallel.placement=spread", {"engine"}),
     ],
 )
 def test_only_what_is_built_from_other_settings_is_replaced(word: str, replaced: set[str]) -> None:

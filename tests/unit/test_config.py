@@ -217,6 +217,7 @@ def test_a_rank_takes_a_gpu_where_there_is_one() -> None:
     device = Device("cuda", 80)
     engine = engine_settings(settings("parallel.tensor_parallel_size=2", device=device), "/models/x", device)
     assert engine.worker.device == "cuda"
+    assert engine.strategy == "STRICT_PACK"
     assert engine.placement_bundles() == [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
     assert engine_settings(settings(), "/models/x", CPU).placement_bundles() == [{"CPU": 1.0}, {"CPU": 1.0}]
 

@@ -18,7 +18,7 @@ from cluster.launch.cluster_ray import check_address
 from cluster.launch.deploy_failure import cause_of
 from cluster.launch.launcher import check_port
 from cluster.launch.local_ray import free_ports, serve_environment, within
-from cluster.launch.placement import cpus_needed, placement_strategy
+from cluster.launch.placement import cpus_needed
 from cluster.launch.proxy import RULES, write_proxy_starter
 from cluster.launch.signals import Stopped, StopSignals
 from cluster.launch.watchdog import Watchdog
@@ -99,15 +99,6 @@ def test_signals_that_come_together_are_one_and_block_nobody() -> None:
 def test_cpus_of_the_whole_application() -> None:
     tree = settings("server.num_frontends=2", "parallel.num_replicas=1..3", "parallel.tensor_parallel_size=2")
     assert cpus_needed(tree, engine_settings(tree, "/m", Device())) == 2 + 3 * (1 + 2)
-
-
-def test_an_engine_stays_on_one_node_if_one_can_hold_it() -> None:
-    bundles = [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}]
-    small = {"CPU": 64.0, "GPU": 1.0}
-    large = {"CPU": 3.0, "GPU": 2.0, "memory": 1.0}
-    assert placement_strategy(bundles, [small, large]) == "STRICT_PACK"
-    assert placement_strategy(bundles, [small, small]) == "PACK"
-    assert placement_strategy(bundles, [{"GPU": 8.0}]) == "PACK"
 
 
 def test_the_cause_of_a_failed_deployment() -> None:

@@ -37,6 +37,7 @@ class Rank:
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
         self.rendezvous = Method(lambda: "tcp://x:1")
+        self.node_id = Method(lambda: "node")
         self.measure = Method(lambda: LIMITS)
         self.load = self.allocate = self.connect_link = Method(lambda: None)
         self.profile = Method(list)

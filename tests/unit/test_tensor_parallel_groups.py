@@ -2,9 +2,11 @@
 
 import math
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,22 @@ from tiny_models import KINDS, VOCAB_SIZE, reference_logits, tiny_model
 from tp_cases import collectives, collectives_over_gloo, model_logits
 from tp_ranks import free_rendezvous, run_ranks
 
+from workers.actor import listen_for_ranks
 from workers.interface import interface_of, local_address
 from workers.tensor_parallel import TensorParallel
+
+_RANK_1 = """
+import sys, torch
+from workers.tensor_parallel import TensorParallel
+tp = TensorParallel.connect(1, 2, sys.argv[1], torch.device("cpu"), 60.0)
+assert tp.total(2) == 3
+tp.close()
+"""
+
+
+def run_rank_1(rendezvous: str) -> None:
+    subprocess.run([sys.executable, "-c", _RANK_1, rendezvous], timeout=60, check=True)
+
 
 GENERATOR = torch.Generator().manual_seed(11)
 SEQUENCES = [torch.randint(VOCAB_SIZE, (n,), generator=GENERATOR).tolist() for n in (70, 33)]
@@ -65,6 +81,21 @@ def test_a_group_of_one_needs_no_rendezvous() -> None:
     assert [x.tolist() for x in tp.argmax(shard, 0)] == [[3.0], [1]]
     assert tp.total(4) == 4
     tp.close()
+
+
+def test_ranks_that_come_first_dial_until_rank_0_is_there() -> None:
+    listener, rendezvous = listen_for_ranks("127.0.0.1")
+    with ThreadPoolExecutor(1) as pool, socket.socket() as rival:
+        with pytest.raises(OSError, match="in use"):  # nobody takes the port meanwhile
+            rival.bind(listener.getsockname())
+        first = pool.submit(run_rank_1, rendezvous)
+        with pytest.raises(TimeoutError):
+            first.result(timeout=1.0)
+        tp = TensorParallel.connect(0, 2, rendezvous, torch.device("cpu"), 60.0, listener)
+        assert tp.total(1) == 3
+        tp.close()
+        first.result(timeout=60.0)
+    assert listener.fileno() == -1  # taken over
 
 
 def test_a_missing_rank_is_an_error_that_names_the_rendezvous() -> None:
