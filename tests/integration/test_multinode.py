@@ -77,7 +77,10 @@ def chunkserve(command: str, address: str, model: str, *words: str) -> subproces
     )
 
 
-REASON = "no single node has room for an engine (parallel.tensor_parallel_size=2, parallel.placement=pack), which takes 3 CPUs"
+REASON = (
+    "no single node has room for an engine (parallel.tensor_parallel_size=2, parallel.placement=pack),"
+    " which takes 3 CPUs"
+)
 
 
 def test_preflight_finds_what_works(address: str, model: str) -> None:
