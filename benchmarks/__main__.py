@@ -14,6 +14,7 @@ NAMES = (
     "disconnects",
     "faults",
     "survival",
+    "two_nodes",
     "gpu_check",
     "all_reduce_speed",
     "attention_speed",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.launch.local_ray import serve_environment
 
-_HEALTH = {
+HEALTH = {
     # A node that says nothing is taken for dead after a second and a half; Ray's own default is some twenty.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
@@ -25,7 +25,7 @@ def two_nodes(head_cpus: int, far_cpus: int) -> Iterator[tuple[str, Callable[[],
     This process gets the environment that Ray and Serve need, and must not have imported Ray before.
     """
     directory = Path(tempfile.mkdtemp(prefix="chunkserve-nodes-", dir="/tmp"))
-    os.environ.update(serve_environment(directory, None) | _HEALTH)
+    os.environ.update(serve_environment(directory, None) | HEALTH)
     from ray._common.utils import get_default_ray_temp_dir
     from ray.cluster_utils import Cluster
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from workers.collectives import Collectives, CollectiveStats, ProcessGroupCollectives
 from workers.interface import interface_of, local_address
@@ -66,7 +67,7 @@ class TensorParallel:
         timeout = timedelta(seconds=timeout_seconds)
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 host, port, size, rank == 0, timeout, master_listen_fd=None if listener is None else listener.detach()
             )
             dist.init_process_group(

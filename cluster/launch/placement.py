@@ -113,9 +113,8 @@ def _too_little_in_all(demand: Demand, nodes: Sequence[Node]) -> list[str]:
         there = sum(node.resources.get(name, 0.0) for node in nodes)
         if there < wanted:
             problems.append(
-                f"an engine asks for {_amount(name, wanted)}"
-                f" (parallel.tensor_parallel_size={demand.num_ranks}), and all nodes together have {_amount(name, there)};"
-                f" {_shown(nodes, (name,))}"
+                f"an engine asks for {_amount(name, wanted)} (parallel.tensor_parallel_size={demand.num_ranks}),"
+                f" and all nodes together have {_amount(name, there)}; {_shown(nodes, (name,))}"
             )
     return problems
 

@@ -25,7 +25,7 @@ def find_model(settings: Settings, engine: EngineSettings) -> tuple[EngineSettin
     """The engine with the model's directory on this machine, if it is here; nothing is fetched."""
     path = settings.model.path
     try:
-        stored = open_store(str).local(path)
+        stored = open_store(lambda line: None).local(path)
     except ModelError as error:
         return engine, Row("model", "this machine", "failed", str(error))
     if stored is None:
