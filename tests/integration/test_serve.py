@@ -26,7 +26,7 @@ BLOCK_SIZE = 16
 MESSAGES = [{"role": "user", "content": "hello"}]
 QUIET_SECONDS = 20.0
 REPAIR_SECONDS = 60.0
-QUEUE_SECONDS = 5
+QUEUE_SECONDS = 3
 
 
 @pytest.fixture(scope="module")
