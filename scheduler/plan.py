@@ -92,6 +92,8 @@ class StepResult:
     errors: dict[str, str] = field(default_factory=dict)
     """Faults of single requests (NaN logits); the rest of the step stands."""
     execute_seconds: float = 0.0
+    collective_seconds: float = 0.0
+    """Of these, in rank 0's collectives, waiting for slower ranks included; 0 where the host does not wait for them."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """Where rank 0's time has gone since its last result; empty unless steps are profiled."""
 

@@ -18,6 +18,10 @@ class CollectiveStats:
     working_seconds: float = 0.0
     """What calls took from the last rank's entry on. Where the two cannot be told apart, all of it."""
 
+    @property
+    def seconds(self) -> float:
+        return self.waiting_seconds + self.working_seconds
+
 
 class Collectives(Protocol):
     """Every rank makes the same calls, with tensors of the same shape; RuntimeError when one does not come in time."""

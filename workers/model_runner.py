@@ -54,6 +54,8 @@ class PendingStep:
     copies: HostCopies
     started: float
     """time.perf_counter() at launch."""
+    collective_seconds: float = 0.0
+    """Of the launch, in which the host runs all collectives that it waits for."""
 
     def is_ready(self) -> bool:
         """Whether to collect it before another plan is launched: its values are on the host, or it verifies
@@ -112,6 +114,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             errors=errors,
             execute_seconds=seconds,
+            collective_seconds=pending.collective_seconds,
         )
 
     def _logits(self, hidden: torch.Tensor, rows: RowSet) -> torch.Tensor:

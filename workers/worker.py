@@ -172,11 +172,15 @@ class Worker:
 
     def execute_step(self, plan: StepPlan) -> StepResult:
         """Run a plan to its result. Raises PlanError when it contradicts the plans before it."""
-        return self._runner.collect(self._runner.launch(plan))
+        return self._runner.collect(self.launch_step(plan))
 
     def launch_step(self, plan: StepPlan) -> PendingStep:
         """Queue a plan's work on the device without waiting for it: the first half of `execute_step`."""
-        return self._runner.launch(plan)
+        if self._tp.size == 1:
+            return self._runner.launch(plan)
+        before = self._tp.stats().seconds
+        pending = self._runner.launch(plan)
+        return replace(pending, collective_seconds=self._tp.stats().seconds - before)
 
     def collect_step(self, pending: PendingStep) -> StepResult:
         """Wait for a launched step's result, in the order of the launches: the second half."""

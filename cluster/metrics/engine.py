@@ -63,6 +63,7 @@ class EngineMetrics:
         self._step_prefill_tokens = self._histogram("step_prefill_tokens")
         self._step_decode_tokens = self._histogram("step_decode_tokens")
         self._device_idle = self._histogram("device_idle_seconds")
+        self._collectives = self._histogram("collective_seconds")
         self._prediction_error = self._histogram("step_time_prediction_error_ratio")
         self._step_time = {kind: self._histogram("step_time_seconds", kind) for kind in STEP_KINDS}
         self._last_received_at: float | None = None
@@ -162,6 +163,8 @@ class EngineMetrics:
         with self._lock:
             self._observe_plan(plan, result.execute_seconds, sent_at)
             self._observe_idle(result.execute_seconds, sent_at, received_at)
+            if result.collective_seconds > 0:
+                self._collectives.observe(result.collective_seconds)
             for output in outputs:
                 self._observe_output(output, received_at)
             self._stats = stats

@@ -93,6 +93,12 @@ SERIES: dict[str, Series] = {
     "device_idle_seconds": Series(
         "histogram", "Time before a step in which the worker had no plan though there was work.", (), OVERHEAD_SECONDS
     ),
+    "collective_seconds": Series(
+        "histogram",
+        "Time of a step in collectives among ranks on CPUs, waiting for slower ranks included, measured at rank 0.",
+        (),
+        OVERHEAD_SECONDS,
+    ),
     # Front ends
     "http_overhead_seconds": Series(
         "histogram", "From a request's arrival to its hand-over to an engine.", (), OVERHEAD_SECONDS

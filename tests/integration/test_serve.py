@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import socket
 import time
 from collections.abc import Iterator
 
@@ -25,14 +26,16 @@ BLOCK_SIZE = 16
 MESSAGES = [{"role": "user", "content": "hello"}]
 QUIET_SECONDS = 20.0
 REPAIR_SECONDS = 60.0
+QUEUE_SECONDS = 3
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     model = write_served_model(tmp_path_factory.mktemp("model"))
     started = ServiceProcess(
-        model, f"model.name={MODEL}", "model.dtype=float32", "cache.memory_gb=0.25", "server.drain_seconds=2"
-    )
+        model, f"model.name={MODEL}", "model.dtype=float32", "cache.memory_gb=0.25", "server.drain_seconds=2",
+        f"server.max_queue_seconds={QUEUE_SECONDS}",
+    )  # fmt: skip
     try:
         started.wait_ready()
         yield started
@@ -210,6 +213,63 @@ def test_headers_that_serve_would_stumble_over_do_no_harm(http: httpx.Client, na
     answer = http.post("/v1/completions", json=body, headers=[(name.encode(), value)])
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 40
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_not_there_in_time_is_a_504(http: httpx.Client, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": stream}
+    began = time.monotonic()
+    answer = http.post("/v1/completions", json=body, headers={"x-chunkserve-deadline-ms": "400"})
+    assert time.monotonic() - began < 5
+    if stream:  # it has begun with a 200
+        error = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
+    else:
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
+        error = answer.json()["error"]
+    assert error["code"] == "deadline_exceeded"
+    wait_quiet(http)
+
+
+def test_a_body_that_does_not_come_within_the_deadline_is_a_504(service: ServiceProcess) -> None:
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{service.port}\r\nContent-Type: application/json\r\n"
+        "Content-Length: 100\r\nx-chunkserve-deadline-ms: 500\r\n\r\n{"
+    )
+    with socket.create_connection(("127.0.0.1", service.port), 10) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 504")
+
+
+async def test_a_request_that_would_wait_too_long_is_a_429(service: ServiceProcess) -> None:
+    """Prompts come faster than they are computed, until the queue is longer than its limit."""
+    draw = random.Random(3)
+    prompts = [[draw.randrange(10, 200) for _ in range(MAX_MODEL_LEN - 10)] for _ in range(600)]
+    refused: asyncio.Future[httpx.Response] = asyncio.get_running_loop().create_future()
+
+    async with httpx.AsyncClient(
+        base_url=service.base_url, timeout=60, trust_env=False, limits=httpx.Limits(max_connections=None)
+    ) as http:
+
+        async def send(prompt: list[int]) -> None:
+            answer = await http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 1})
+            assert answer.status_code in (200, 429), answer.text
+            if answer.status_code == 429 and not refused.done():
+                refused.set_result(answer)
+
+        sending = [asyncio.ensure_future(send(prompt)) for prompt in prompts]
+        try:
+            answer = await asyncio.wait_for(refused, 60)
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+    assert int(answer.headers["retry-after"]) >= 1
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+    assert f"the limit is {QUEUE_SECONDS} s" in error["message"]
+    with httpx.Client(base_url=service.base_url, timeout=60, trust_env=False) as client:
+        await asyncio.to_thread(wait_quiet, client)
+        assert counter(client, "admission_rejections") >= 1
 
 
 def test_metrics_count_what_was_served(http: httpx.Client) -> None:

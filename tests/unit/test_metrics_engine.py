@@ -172,6 +172,14 @@ def test_a_resumed_request_is_a_chunk_again_and_queues_only_once() -> None:
     assert totals(snapshot, "inter_token_latency_seconds") == (1, pytest.approx(9.0))
 
 
+def test_collectives_are_measured_where_there_are_any() -> None:
+    metrics = EngineMetrics()
+    for step_id, seconds in enumerate((0.0, 0.002, 0.003)):
+        plan, result = StepPlan(0, step_id, {}), StepResult(0, step_id, collective_seconds=seconds)
+        metrics.observe(plan, result, [], stats(), 0.0, 1.0)
+    assert totals(metrics.snapshot(), "collective_seconds") == (2, pytest.approx(0.005))
+
+
 def test_device_idle_is_what_a_step_waited_for_its_plan() -> None:
     steps = Steps()
     busy, done = stats(running=1), stats()

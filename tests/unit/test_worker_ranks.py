@@ -58,6 +58,8 @@ def test_every_rank_gives_the_tokens_of_one_rank(kind: str, size: int) -> None:
     assert all(report == reports[0] for report in reports)
     single = run_rank(config_for(kind, 1), 0, free_rendezvous(), requests())
     assert reports[0].outputs == single.outputs
+    assert reports[0].saw_collectives
+    assert not single.saw_collectives
     assert reports[0].error == single.error == "plan 1 is of epoch 0; epoch 1 has begun"
     prompt, params = requests()[0]
     assert single.outputs[0] == reference_greedy(tiny_model(kind), prompt, params.max_tokens)[0]

@@ -21,6 +21,8 @@ class RankReport:
     logprobs: list[list[TokenLogprobs]]
     error: str
     """What a plan gave that contradicts the mirror."""
+    saw_collectives: bool
+    """A step spent time in collectives, and not more than it took."""
 
 
 def run_rank(
@@ -33,7 +35,7 @@ def run_rank(
         worker.allocate(limits)
         driven = PlanDriver(worker.execute_step, limits, chunk=9).run(requests, preempt_every=8)
         again = NewRequest("a", [5, 6], 2, SamplingParams(max_tokens=1, temperature=0.0), [0], 0)
-        worker.execute_step(StepPlan(1, 0, {"a": 2}, new_requests=[again]))
+        result = worker.execute_step(StepPlan(1, 0, {"a": 2}, new_requests=[again]))
         try:
             worker.execute_step(StepPlan(0, 1, {"a": 1}))
             error = "none"
@@ -42,7 +44,8 @@ def run_rank(
     finally:
         worker.shutdown()
         worker.shutdown()  # does nothing
-    return RankReport(limits, [r.output for r in driven], [r.logprobs for r in driven], error)
+    saw_collectives = 0 < result.collective_seconds < result.execute_seconds
+    return RankReport(limits, [r.output for r in driven], [r.logprobs for r in driven], error, saw_collectives)
 
 
 def load_rank(config: WorkerConfig, rank: int, rendezvous: str) -> str:
