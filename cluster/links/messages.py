@@ -10,6 +10,10 @@ from scheduler.plan import RequestOutput
 from scheduler.sampling_params import SamplingParams
 
 
+READY = "ready"
+"""The key under which an engine tells Serve's routers whether it takes requests and computes them now."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
     """Where a link listens, and the random token its caller must show first."""
