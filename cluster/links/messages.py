@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from scheduler.plan import RequestOutput
 from scheduler.sampling_params import SamplingParams
 
-
 READY = "ready"
 """The key under which an engine tells Serve's routers whether it takes requests and computes them now."""
 
