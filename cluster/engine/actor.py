@@ -21,7 +21,7 @@ from cluster.engine.ray_executor import RayExecutor
 from cluster.engine.settings import EngineSettings
 from cluster.engine.thread import EngineThread
 from cluster.errors import EngineError
-from cluster.links.messages import EngineStatus, GenerateRequest, GenerateSummary, StepRecord
+from cluster.links.messages import READY, EngineStatus, GenerateRequest, GenerateSummary, StepRecord
 from cluster.links.token_sender import TokenSender
 from cluster.metrics.engine import EngineMetrics
 from cluster.metrics.pusher import MetricsPusher
@@ -112,6 +112,10 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Raises EngineError when the engine does not live; Serve then replaces the replica."""
         await self._ask(self._engine.check_health)
+
+    async def record_routing_stats(self) -> dict[str, bool]:
+        """What Serve's routers look at; never raises."""
+        return {READY: (await self.status()).ready}
 
     async def process_ids(self) -> list[int]:
         """Of the engine itself, then of its ranks in order."""

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cluster.engine.actor import EngineReplica
@@ -12,6 +13,7 @@ from cluster.engine.settings import EngineSettings
 from cluster.frontend.deployment import Frontend
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.placement import FRONTEND_CPUS
+from cluster.links.ready_router import ROUTING_SECONDS, ReadyRouter
 from cluster.settings.tree import Settings
 from cluster.settings.values import ReplicaRange
 
@@ -42,6 +44,9 @@ def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSett
         placement_group_bundles=engine.placement_bundles(),
         placement_group_strategy=engine.strategy,
         graceful_shutdown_timeout_s=HAND_OVER_SECONDS,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ReadyRouter, request_routing_stats_period_s=ROUTING_SECONDS
+        ),
         **_common(),
         **_replicas(settings.parallel.num_replicas, engine.worker.max_num_seqs),
     ).bind(engine)

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from scheduler.plan import RequestOutput
 from scheduler.sampling_params import SamplingParams
 
+READY = "ready"
+"""The key under which an engine tells Serve's routers whether it takes requests and computes them now."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
