@@ -98,7 +98,7 @@ def _start(
     stack.callback(Path(log.name).unlink)
     raylet = subprocess.Popen(command, env=dict(variables), stdout=log, stderr=log, start_new_session=True)
     stack.callback(raylet.wait, _COMMAND_SECONDS)
-    stack.callback(raylet.terminate)
+    stack.callback(raylet.kill)  # all of a container goes with it, and what is left of the other host is found
 
 
 def _ip(*words: str) -> None:

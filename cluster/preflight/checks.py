@@ -1,7 +1,5 @@
 """All checks of one cluster, in the order in which a start would meet what they look at."""
 
-from dataclasses import replace
-
 from cluster.engine.settings import EngineSettings
 from cluster.errors import EngineError, ModelError
 from cluster.launch.cluster_nodes import free_nodes, living_nodes, possible_nodes
@@ -10,29 +8,29 @@ from cluster.models.store import open_store
 from cluster.preflight.all_reduce import try_sums
 from cluster.preflight.nodes import Probes
 from cluster.preflight.row import Row
-from cluster.settings.tree import Settings
+from cluster.settings.tree import Device, Settings, engine_settings
 
 
-def check_all(settings: Settings, engine: EngineSettings) -> list[Row]:
-    """Look at the connected cluster; `engine` has a model path of this machine where `find_model` found one."""
+def check_all(settings: Settings, device: Device) -> list[Row]:
+    """Look at the connected cluster, and for the model on this machine."""
+    model, found = find_model(settings)
+    engine = engine_settings(settings, model or settings.model.path, device)
     rows = check_placement(settings, engine)
     placed = all(row.state == "ok" for row in rows)
-    rows += check_nodes(settings, engine)
-    return [*rows, check_sums(engine, placed)]
+    return [found, *rows, *check_nodes(settings, model), check_sums(engine, placed)]
 
 
-def find_model(settings: Settings, engine: EngineSettings) -> tuple[EngineSettings, Row]:
-    """The engine with the model's directory on this machine, if it is here; nothing is fetched."""
+def find_model(settings: Settings) -> tuple[str | None, Row]:
+    """The model's directory on this machine, if it is here; nothing is fetched."""
     path = settings.model.path
     try:
         stored = open_store(lambda line: None).local(path)
     except ModelError as error:
-        return engine, Row("model", "this machine", "failed", str(error))
+        return None, Row("model", "this machine", "failed", str(error))
     if stored is None:
         detail = f"{path} is not on this machine; serve fetches it, or chunkserve model fetch {path}"
-        return engine, Row("model", "this machine", "skipped", detail)
-    found = replace(engine, worker=replace(engine.worker, model_path=str(stored.directory)))
-    return found, Row("model", "this machine", "ok", f"{path}: {stored.source}")
+        return None, Row("model", "this machine", "skipped", detail)
+    return str(stored.directory), Row("model", "this machine", "ok", f"{path}: {stored.source}")
 
 
 def check_placement(settings: Settings, engine: EngineSettings) -> list[Row]:
@@ -43,8 +41,8 @@ def check_placement(settings: Settings, engine: EngineSettings) -> list[Row]:
     problems = placement_problems(demand, nodes)
     if not problems:
         detail = (
-            f"{demand.num_engines} engines of {demand.num_ranks} ranks ({demand.placement})"
-            f" and {demand.num_frontends} front ends fit"
+            f"engines: {demand.num_engines}, each with ranks: {demand.num_ranks} ({demand.placement});"
+            f" front ends: {demand.num_frontends}; all fit"
         )
         in_use = placement_problems(demand, free_nodes())
         if not in_use:
@@ -55,13 +53,13 @@ def check_placement(settings: Settings, engine: EngineSettings) -> list[Row]:
     return [Row("placement", where, "failed", problem) for problem in problems]
 
 
-def check_nodes(settings: Settings, engine: EngineSettings) -> list[Row]:
-    """Every living node: versions, the model's files, the server's port, links between nodes."""
+def check_nodes(settings: Settings, model: str | None) -> list[Row]:
+    """Every living node: versions, the model's files if they are here, the server's port, links between nodes."""
     probes = Probes()
     try:
         probes.check_versions()
-        if engine.worker.model_path != settings.model.path:
-            probes.check_model(engine.worker.model_path)
+        if model is not None:
+            probes.check_model(model)
         probes.check_server_port(settings.server.host, settings.server.port)
         probes.check_links()
     finally:

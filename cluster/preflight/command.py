@@ -15,12 +15,11 @@ Say = Callable[[str], None]
 
 def preflight(settings: Settings, device: Device, address: str | None, say: Say) -> int:
     """Print a table of checks; the exit status: 0 if none failed, else 1. Raises EngineError if there is no Ray."""
-    engine = engine_settings(settings, settings.model.path, device)
-    with _connected(address, cpus_needed(settings, engine), say):
-        from cluster.preflight.checks import check_all, find_model  # they import Ray, which reads its environment
+    num_cpus = cpus_needed(settings, engine_settings(settings, settings.model.path, device))
+    with _connected(address, num_cpus, say):
+        from cluster.preflight.checks import check_all  # it imports Ray, which reads its environment
 
-        engine, model = find_model(settings, engine)
-        rows = [model, *check_all(settings, engine)]
+        rows = check_all(settings, device)
     for line in lines(rows):
         say(line)
     return 1 if any(row.state == "failed" for row in rows) else 0

@@ -79,7 +79,8 @@ class Probes:
             for name, probe in self._probes.items()
             if only is None or name in only
         }
-        ray.wait(list(calls.values()), num_returns=len(calls), timeout=seconds)
+        if calls:
+            ray.wait(list(calls.values()), num_returns=len(calls), timeout=seconds)
         answers = {}
         for name, call in calls.items():
             try:

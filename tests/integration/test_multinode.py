@@ -1,7 +1,9 @@
 """Two nodes (a raylet each): ranks on both give the tokens of one rank, and what cannot be placed is told at once."""
 
+import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_runs import all_gone, expected_tokens, generate, settings
+from engine_runs import DEADLINE, PROMPTS, all_gone, expected_tokens, generate, settings
 from served_model import write_served_model
 
 from cluster.engine.executor import NoRoom
 from cluster.engine.ray_executor import RayExecutor
 from cluster.launch.local_ray import free_ports
+from scheduler.plan import NewRequest, StepPlan
+from scheduler.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE_CPUS = 2
@@ -50,6 +54,21 @@ async def test_two_ranks_on_two_nodes_give_the_tokens_of_one(caplog: pytest.LogC
         assert await generate(executor, engine_settings) == expected_tokens()
     assert "ranks are on nodes" in caplog.text
     await all_gone(executor.process_ids())
+
+
+@pytest.mark.usefixtures("address")
+async def test_a_lost_rank_is_replaced_on_its_node() -> None:
+    executor = RayExecutor(replace(settings(2), rank_cpus=NODE_CPUS, placement="spread"))
+    await executor.start()
+    first = executor.process_ids()
+    os.kill(first[1], signal.SIGKILL)
+    await executor.restart()
+    new = NewRequest("a", PROMPTS[0], len(PROMPTS[0]), SamplingParams(max_tokens=1, temperature=0.0), [0], 0)
+    plan = StepPlan(0, 0, {"a": len(PROMPTS[0])}, [new])
+    result = await asyncio.wait_for(executor.execute_step(plan, DEADLINE), DEADLINE)
+    assert result.sampled_token_ids == {"a": expected_tokens()[0][:1]}
+    await executor.shutdown()
+    await all_gone(first + executor.process_ids())
 
 
 @pytest.mark.usefixtures("address")
