@@ -10,10 +10,12 @@ import errno
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from cluster.engine.settings import EngineSettings
 from cluster.errors import ConfigError
+from cluster.frontend.api_keys import read_keys
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.cluster_ray import ClusterRay
 from cluster.launch.kernel_build import KernelBuild
@@ -67,6 +69,8 @@ class Launcher:
         try:
             root = check_packages()
             check_port(self._settings.server.host, self._settings.server.port)
+            if self._settings.server.api_key_file is not None:
+                read_keys(Path(self._settings.server.api_key_file).expanduser())
             model = open_store(self._say).resolve(self._settings.model.path)
             self._say(
                 f"model {self._settings.model.path} from {model.source}: {model.directory} ({model.seconds:.1f} s)"

@@ -226,7 +226,9 @@ def test_front_ends_get_their_share() -> None:
     tree = settings("server.api_key=secret", "server.max_body_mb=0.5", "model.name=mine")
     frontend = frontend_settings(tree, "/models/x")
     assert (frontend.model_path, frontend.model_name) == ("/models/x", "mine")
-    assert (frontend.api_key, frontend.max_body_mb) == ("secret", 0.5)
+    assert (frontend.api_key, frontend.api_key_file, frontend.max_body_mb) == ("secret", None, 0.5)
+    named = frontend_settings(settings("server.api_key_file=keys"), "/models/x").api_key_file
+    assert named == str(Path.cwd() / "keys")
 
 
 @pytest.mark.parametrize(
