@@ -40,7 +40,8 @@ class ApiKeys:
         self._read_again()
         given = authorization.encode("latin-1")
         # Every key is compared, so that the time tells nothing about which one was nearly right.
-        return not self._expected or any([hmac.compare_digest(given, each) for each in self._expected])
+        matches = [hmac.compare_digest(given, each) for each in self._expected]
+        return not self._expected or True in matches
 
     def _read_again(self) -> None:
         stamp = _stamp(self._file)

@@ -25,7 +25,7 @@ from cluster.launch.signals import Stopped, StopSignals
 from cluster.models.store import open_store
 from cluster.packages import check_packages
 from cluster.settings.source import ResolvedSettings
-from cluster.settings.tree import Device, Settings, engine_settings, frontend_settings
+from cluster.settings.tree import Settings, engine_settings, frontend_settings
 
 Say = Callable[[str], None]
 
@@ -55,9 +55,9 @@ _WATCH_SECONDS = 1.0
 class Launcher:
     """One run. `say` prints one line, to which the time since the start is put."""
 
-    def __init__(self, resolved: ResolvedSettings, device: Device, address: str | None, say: Say) -> None:
+    def __init__(self, resolved: ResolvedSettings, address: str | None, say: Say) -> None:
         self._settings: Settings = resolved.settings
-        self._device = device
+        self._device = resolved.device
         self._address = address
         self._started = time.monotonic()
         self._print = say

@@ -56,6 +56,8 @@ class ModelSettings:
     """A local directory or a hub id."""
     name: str | None = _setting(None, text, unset="auto")
     """The name clients ask for; None: the hub id, or the directory's name."""
+    device: Literal["cpu", "cuda"] | None = _setting(None, choice("cpu", "cuda"), unset="auto")
+    """None: a GPU if the machine has one on which the application is built."""
     dtype: Dtype = _setting("auto", choice("auto", "bfloat16", "float16", "float32"))
     max_len: int | None = _setting(None, integer(2), unset="auto")
     """None: what the model and the KV cache both hold."""

@@ -1,6 +1,7 @@
 """API keys from a file: which lines are keys, what changes them, and that no state of the file opens the service."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,11 @@ def test_a_changed_file_holds_at_once(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_text("#\n"), lambda path: path.unlink()])
-def test_a_file_that_loses_its_keys_opens_nothing(file: Path, damage) -> None:
+def test_a_file_that_loses_its_keys_opens_nothing(file: Path, damage: Callable[[Path], object]) -> None:
     keys = ApiKeys(None, file)
     damage(file)
     assert accepted(keys, "first", "x") == ["first"]
-    with pytest.raises(ConfigError, match="server.api_key_file"):
+    with pytest.raises(ConfigError, match="api_key_file"):
         ApiKeys(None, file)
 
 
