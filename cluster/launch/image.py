@@ -1,6 +1,6 @@
 """Run once when an image is built: puts the starter of HAProxy where the image's environment names it.
 
-    python -m cluster.launch.image DIRECTORY
+python -m cluster.launch.image DIRECTORY
 """
 
 import sys
