@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-CODE := cluster workers scheduler tests benchmarks
+CODE := cluster workers scheduler tests benchmarks helm
 ARGS ?=
 
 .PHONY: all serve test test-full lint format bench gpu-check clean

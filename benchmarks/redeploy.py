@@ -29,10 +29,10 @@ def deploy_again(launcher: int, words: Sequence[str], address: str) -> None:
     parser.add_argument("--address")
     command = psutil.Process(launcher).cmdline()
     started, settings = parser.parse_known_args(command[command.index("serve") + 1 :])
-    device = find_device()
-    resolved = resolve(device, started.config, [*settings, *words]).settings
+    chosen = resolve(find_device(), started.config, [*settings, *words])
+    resolved = chosen.settings
     model = str(open_store(print).resolve(resolved.model.path).directory)
-    engine = engine_settings(resolved, model, device)
+    engine = engine_settings(resolved, model, chosen.device)
     ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     app = build_app(resolved, engine, frontend_settings(resolved, model))
     serve.run(app, name=APP_NAME, route_prefix="/")

@@ -1,4 +1,4 @@
-"""The commands: `chunkserve serve`, `chunkserve preflight`, `chunkserve check-config`,
+"""The commands: `chunkserve serve`, `chunkserve preflight`, `chunkserve check-config`, `chunkserve prepare`,
 `chunkserve model fetch`.
 
 Exit status 0 is success (a service that was asked to stop included), 1 a failure while running, 2 a wrong setting or
@@ -53,6 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(check)
     check.set_defaults(command=_check_config)
 
+    node = commands.add_parser("prepare", help="fetch the model and compile the kernels, as every node needs them")
+    _add_settings(node)
+    node.set_defaults(command=_prepare)
+
     model = commands.add_parser("model", help="work with models on this machine")
     model_commands = model.add_subparsers(required=True, metavar="COMMAND")
     fetch = model_commands.add_parser("fetch", help="download a model, or look for a newer version of it")
@@ -80,15 +84,21 @@ def _say(line: str) -> None:
 def _serve(options: argparse.Namespace) -> int:
     from cluster.launch.launcher import Launcher
 
-    device = find_device()
-    return Launcher(resolve(device, options.config, options.settings), device, options.address, _say).run()
+    return Launcher(resolve(find_device(), options.config, options.settings), options.address, _say).run()
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from cluster.launch.node import prepare
+
+    prepare(resolve(find_device(), options.config, options.settings), _say)
+    return 0
 
 
 def _preflight(options: argparse.Namespace) -> int:
     from cluster.preflight.command import preflight
 
-    device = find_device()
-    return preflight(resolve(device, options.config, options.settings).settings, device, options.address, _say)
+    resolved = resolve(find_device(), options.config, options.settings)
+    return preflight(resolved.settings, resolved.device, options.address, _say)
 
 
 def _check_config(options: argparse.Namespace) -> int:

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from cluster.frontend.api_keys import ApiKeys
 from cluster.frontend.deadline import Deadline
 from cluster.frontend.generation import Generation
 from cluster.frontend.generation_defaults import GenerationDefaults
@@ -175,7 +177,7 @@ def build_app(
     *,
     echo_request_id: bool = True,
 ) -> FastAPI:
-    """The app; `app.state.server` is its ApiServer.
+    """The app; `app.state.server` is its ApiServer. Raises ConfigError if `api_key_file` gives no keys.
 
     `echo_request_id` False when whoever calls the app puts x-request-id on the answers itself.
     """
@@ -188,10 +190,11 @@ def build_app(
         check_health,
         frontend_metrics,
     )
+    api_keys = ApiKeys(settings.api_key, Path(settings.api_key_file) if settings.api_key_file is not None else None)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.server = server
     install_error_handlers(app)
-    app.add_middleware(HttpGate, api_key=settings.api_key, echo_request_id=echo_request_id)
+    app.add_middleware(HttpGate, api_keys=api_keys, echo_request_id=echo_request_id)
     routes: list[tuple[str, str, Callable[..., Awaitable[Response]]]] = [
         ("POST", "/v1/completions", server.completions),
         ("POST", "/v1/chat/completions", server.chat_completions),

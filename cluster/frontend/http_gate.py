@@ -1,12 +1,12 @@
 """What stands before every route: the request id and the API key."""
 
-import hmac
 import uuid
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.frontend.api_keys import ApiKeys
 from cluster.frontend.http_errors import error_body, error_response
 
 MAX_REQUEST_ID = 128
@@ -17,10 +17,10 @@ REQUEST_ID_HEADER = "x-request-id"
 class HttpGate:
     """ASGI middleware. The caller's request id goes back in a header and nowhere else; without one, one is made."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, echo_request_id: bool) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, echo_request_id: bool) -> None:
         """`echo_request_id` False: whoever calls this app answers with the id itself."""
         self._app = app
-        self._expected = f"Bearer {api_key}".encode() if api_key is not None else None
+        self._keys = api_keys
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,10 +44,7 @@ class HttpGate:
         if not _is_request_id(request_id):
             message = f"{REQUEST_ID_HEADER} must have at most {MAX_REQUEST_ID} printable ASCII characters"
             return 400, error_body(400, message)
-        if self._expected is None or not scope["path"].startswith("/v1/"):
-            return None
-        given = headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(given, self._expected):
+        if scope["path"].startswith("/v1/") and not self._keys.accept(headers.get("authorization", "")):
             return 401, error_body(401, "the API key is missing or wrong", None, "invalid_api_key")
         return None
 

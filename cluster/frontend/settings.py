@@ -15,6 +15,8 @@ class FrontendSettings:
     """Whose metrics actor the front end reports to and shows."""
     api_key: str | None = None
     """When set, every /v1 route needs `Authorization: Bearer <api_key>`; /health and /metrics stay open."""
+    api_key_file: str | None = None
+    """A file with further keys, one a line; each of them will do, and a changed file holds at once."""
     max_body_mb: float = 16.0
     """Largest request body, in MiB; a larger one is a 413 before it was read."""
     max_choices: int = 128

@@ -10,10 +10,12 @@ import errno
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from cluster.engine.settings import EngineSettings
 from cluster.errors import ConfigError
+from cluster.frontend.api_keys import read_keys
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.cluster_ray import ClusterRay
 from cluster.launch.kernel_build import KernelBuild
@@ -23,7 +25,7 @@ from cluster.launch.signals import Stopped, StopSignals
 from cluster.models.store import open_store
 from cluster.packages import check_packages
 from cluster.settings.source import ResolvedSettings
-from cluster.settings.tree import Device, Settings, engine_settings, frontend_settings
+from cluster.settings.tree import Settings, engine_settings, frontend_settings
 
 Say = Callable[[str], None]
 
@@ -53,9 +55,9 @@ _WATCH_SECONDS = 1.0
 class Launcher:
     """One run. `say` prints one line, to which the time since the start is put."""
 
-    def __init__(self, resolved: ResolvedSettings, device: Device, address: str | None, say: Say) -> None:
+    def __init__(self, resolved: ResolvedSettings, address: str | None, say: Say) -> None:
         self._settings: Settings = resolved.settings
-        self._device = device
+        self._device = resolved.device
         self._address = address
         self._started = time.monotonic()
         self._print = say
@@ -67,6 +69,8 @@ class Launcher:
         try:
             root = check_packages()
             check_port(self._settings.server.host, self._settings.server.port)
+            if self._settings.server.api_key_file is not None:
+                read_keys(Path(self._settings.server.api_key_file).expanduser())
             model = open_store(self._say).resolve(self._settings.model.path)
             self._say(
                 f"model {self._settings.model.path} from {model.source}: {model.directory} ({model.seconds:.1f} s)"

@@ -15,11 +15,9 @@ import psutil
 
 from cluster.errors import EngineError
 from cluster.launch import processes
+from cluster.launch.environment import CLUSTER_ENVIRONMENT
 from cluster.launch.proxy import find_haproxy, write_proxy_starter
 from cluster.launch.watchdog import Watchdog
-
-STREAM_SECONDS = 24 * 3600
-"""Longest stream that a change of front ends must not cut."""
 
 _QUIET = {
     # Ray's daemons report on themselves many times a second, and every report takes a processor from the model.
@@ -57,10 +55,6 @@ def serve_environment(run_directory: Path, proxy_starter: Path | None) -> dict[s
             # Left to itself, `ray.init` would leave a token in the home directory that later clusters demand.
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            # Ray would let every other program on the machine go before the model and the streams.
-            "RAY_worker_niceness": "0",
-            # A worker that does not answer is not worth the default 5 s of grace.
-            "RAY_kill_worker_timeout_milliseconds": "500",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(run_directory / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(run_directory / "admin.sock"),
@@ -72,13 +66,8 @@ def serve_environment(run_directory: Path, proxy_starter: Path | None) -> dict[s
             # Where HAProxy turns when no front end lives: never to another run's.
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_port),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc_port),
-            # A reload of HAProxy (front ends came or went) cuts streams that are still open after this long.
-            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(STREAM_SECONDS),
-            "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(STREAM_SECONDS),
-            # A stopping front end keeps its port this long; that requests are refused is its own 503.
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
         }
+        | CLUSTER_ENVIRONMENT
         | _QUIET
     )
 

@@ -4,7 +4,7 @@ Every value remembers its source, for `chunkserve check-config` and for messages
 """
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class ResolvedSettings:
 
     settings: Settings
     sources: dict[str, str]
+    device: Device
+    """What the service computes on: `model.device`, where that is auto the device that was found."""
 
     def lines(self) -> Iterator[str]:
         """The tree as YAML, each value with its source as a comment. Secrets are not shown."""
@@ -45,20 +47,46 @@ class ResolvedSettings:
             yield f"  {f'{leaf}: {_shown(name, value)}':<46} # {self.sources[name]}"
 
 
-def resolve(device: Device, file: Path | None = None, overrides: Sequence[str] = ()) -> ResolvedSettings:
-    """Read and check the whole tree. Raises ConfigError naming the setting, the place and the nearest name."""
+def resolve(
+    found: Device,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    tree: Mapping[str, object] | None = None,
+) -> ResolvedSettings:
+    """Read and check the whole tree. Raises ConfigError naming the setting, the place and the nearest name.
+
+    `found` is this machine's device. `tree` is what a file may hold, already read, by section.
+    """
     values: dict[str, Any] = {}
     sources = dict.fromkeys(PARSERS, "default")
     given = list(_from_file(file)) if file is not None else []
+    given += _from_tree(tree or {})
     given += [_from_word(word) for word in overrides]
     for name, raw, source in given:
         values[name] = _parse(name, raw, source)
         sources[name] = source
+    device = _chosen(values.get("model.device"), found)
     for name, default in device_defaults(device).items():
         if values.get(name) is None:
             values[name] = default
             sources[name] = f"default ({device})" if sources[name] == "default" else f"{sources[name]}: auto ({device})"
-    return ResolvedSettings(build(values), sources)
+    return ResolvedSettings(build(values), sources, device)
+
+
+def _chosen(kind: str | None, found: Device) -> Device:
+    """The kind of device that `model.device` names may be on other machines only: then its memory is not known."""
+    return found if kind is None or kind == found.kind else Device("cuda" if kind == "cuda" else "cpu")
+
+
+def _from_tree(tree: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
+    source = "the settings given"
+    for section, leaves in tree.items():
+        if section not in SECTIONS:
+            raise ConfigError(f"{source}: {unknown_message(section)}")
+        if not isinstance(leaves, Mapping):
+            raise ConfigError(f"{source}: {section} must be a mapping of names to values")
+        for leaf, value in leaves.items():
+            yield f"{section}.{leaf}", value, source
 
 
 def _from_file(path: Path) -> Iterator[tuple[str, object, str]]:

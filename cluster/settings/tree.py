@@ -5,6 +5,7 @@ start-up measures. `cluster.settings.source` reads the tree from a file and the 
 """
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from cluster.engine.settings import EngineSettings, Placement, SchedulerOptions
@@ -55,6 +56,8 @@ class ModelSettings:
     """A local directory or a hub id."""
     name: str | None = _setting(None, text, unset="auto")
     """The name clients ask for; None: the hub id, or the directory's name."""
+    device: Literal["cpu", "cuda"] | None = _setting(None, choice("cpu", "cuda"), unset="auto")
+    """None: a GPU if the machine has one on which the application is built."""
     dtype: Dtype = _setting("auto", choice("auto", "bfloat16", "float16", "float32"))
     max_len: int | None = _setting(None, integer(2), unset="auto")
     """None: what the model and the KV cache both hold."""
@@ -66,6 +69,7 @@ class ServerSettings:
     port: int = _setting(8000, integer(1, 65535))
     num_frontends: int = _setting(1, integer(1, 256))
     api_key: str | None = _setting(None, text, unset="none")
+    api_key_file: str | None = _setting(None, text, unset="none")
     max_body_mb: float = _setting(16.0, number(0, 1024, above=True))
     max_queue_seconds: float | None = _setting(None, number(0, above=True), unset="none")
     drain_seconds: float = _setting(30.0, number(0, 86400))
@@ -238,6 +242,8 @@ def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
         model_name=settings.served_name,
         app_name=APP_NAME,
         api_key=server.api_key,
+        # Front ends run in other directories than the launcher.
+        api_key_file=None if server.api_key_file is None else str(Path(server.api_key_file).expanduser().absolute()),
         max_body_mb=server.max_body_mb,
     )
 

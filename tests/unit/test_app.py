@@ -1,10 +1,15 @@
 """What deploying the application again replaces."""
 
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from cluster.errors import ConfigError
 from cluster.launch.app import build_app
+from cluster.launch.builder import build
+from cluster.models.store import StoredModel
 from cluster.settings.source import resolve
 from cluster.settings.tree import Device, engine_settings, frontend_settings
 
@@ -34,3 +39,16 @@ def test_only_what_is_built_from_other_settings_is_replaced(word: str, replaced:
     before, after = versions(), versions(word)
     assert {name for name in before if before[name] != after[name]} == replaced
     assert versions() == before
+
+
+def test_serve_builds_it_from_a_tree_and_not_from_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = StoredModel(Path("/model"), "a fake", 0.0)
+    monkeypatch.setattr("cluster.launch.builder.open_store", lambda say: Mock(resolve=lambda path: model))
+    args = {"model": {"device": "cuda"}, "parallel": {"tensor_parallel_size": 2}}
+    app: Any = build(args)
+    engine = app._bound_deployment.init_args[1]._bound_deployment
+    assert engine._replica_config.placement_group_bundles == [{"CPU": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}]
+    assert engine.init_args[0].worker.device == "cuda"
+    assert engine.init_args[0].worker.model_path == "/model"
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        build({"parallel": {"tensor_paralel_size": 2}})

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from cluster import commands
 from cluster.launch.launcher import check_port
 from cluster.launch.local_ray import free_ports
+from cluster.models.store import StoredModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,6 +82,32 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "is in use on 127.0.0.1" in done.stderr
+
+
+@pytest.mark.parametrize("text", [None, "# no key yet\n"])
+def test_a_key_file_without_keys_is_refused_before_anything_is_loaded(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "keys"
+    if text is not None:
+        file.write_text(text)
+    done = chunkserve("serve", f"server.port={free_ports(1)[0]}", f"server.api_key_file={file}")
+    assert done.returncode == 2
+    assert f"server.api_key_file {file}" in done.stderr
+
+
+def test_prepare_finds_the_model_and_compiles_unless_a_gpu_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = StoredModel(tmp_path, "a fake", 0.0)
+    monkeypatch.setattr("cluster.launch.node.open_store", lambda say: Mock(resolve=lambda path: model))
+    monkeypatch.setattr("cluster.launch.kernel_build.ensure_built", lambda: Path("/kernels.so"))
+    assert commands.run(["prepare", "model.device=cpu"]) == 0
+    said = capsys.readouterr().out
+    assert str(tmp_path) in said
+    assert "kernels: /kernels.so" in said
+    assert commands.run(["prepare", "model.device=cuda"]) == 0
+    assert "kernels" not in capsys.readouterr().out
+    monkeypatch.undo()
+    assert commands.run(["prepare", "model.path=/no/such/model"]) == 1
 
 
 def test_a_free_port_passes() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.errors import ConfigError
 from cluster.settings.source import ResolvedSettings, resolve
@@ -41,6 +42,36 @@ def test_defaults_without_a_gpu() -> None:
 def test_defaults_on_a_gpu(memory_gib: float, budget: int) -> None:
     tree = settings(device=Device("cuda", memory_gib))
     assert (tree.scheduler.max_num_batched_tokens, tree.scheduler.max_num_seqs) == (budget, 256)
+
+
+def test_a_device_that_is_named_decides_and_not_the_machine() -> None:
+    """The memory of GPUs that are on other machines is not known."""
+    resolved = resolve(CPU, None, ["model.device=cuda"])
+    assert resolved.device == Device("cuda")
+    assert resolved.settings.scheduler.max_num_batched_tokens == 2048
+    here = Device("cuda", 80)
+    assert resolve(here, None, ["model.device=cuda"]).device == here
+    assert resolve(here, None, ["model.device=cpu"]).device == CPU
+    assert resolve(here, None, ["model.device=auto"]).device == here
+
+
+@pytest.mark.parametrize(
+    ("tree", "what"),
+    [
+        ({"server": {"prt": 1}}, "did you mean 'server.port'"),
+        ({"servr": {}}, "did you mean 'server'"),
+        ({"server": 1}, "server must be a mapping"),
+        ({"server": {"port": "x"}}, "server.port is 'x'"),
+    ],
+)
+def test_a_wrong_tree_is_named(tree: dict[str, object], what: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        resolve(CPU, tree=tree)
+
+
+def test_a_tree_means_what_a_file_means(tmp_path: Path) -> None:
+    text = "server:\n  port: 9000\nparallel:\n  num_replicas: 1..3\n"
+    assert resolve(CPU, tree=yaml.safe_load(text)).settings == of_file(tmp_path, text).settings
 
 
 def test_the_last_word_wins_and_every_value_knows_its_source(tmp_path: Path) -> None:
@@ -226,7 +257,9 @@ def test_front_ends_get_their_share() -> None:
     tree = settings("server.api_key=secret", "server.max_body_mb=0.5", "model.name=mine")
     frontend = frontend_settings(tree, "/models/x")
     assert (frontend.model_path, frontend.model_name) == ("/models/x", "mine")
-    assert (frontend.api_key, frontend.max_body_mb) == ("secret", 0.5)
+    assert (frontend.api_key, frontend.api_key_file, frontend.max_body_mb) == ("secret", None, 0.5)
+    named = frontend_settings(settings("server.api_key_file=keys"), "/models/x").api_key_file
+    assert named == str(Path.cwd() / "keys")
 
 
 @pytest.mark.parametrize(
