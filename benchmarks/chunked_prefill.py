@@ -4,7 +4,7 @@ Starts the service with chunked prefill and without it, turn by turn, and runs W
 step log of the chunked one tells whether every stream was in every step, and whether the next plan
 was sent before the last result.
 
-    python -m benchmarks.chunked_prefill --rounds 3
+    python -m benchmarks chunked_prefill --rounds 3
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import first_model, new_session, run_once
+from benchmarks.loadgen import first_model, new_session, run_once, run_well
 from benchmarks.service import running_service
 from benchmarks.steps import StepCheck, check_steps, read_steps, since
 from benchmarks.summary import Summary, spread_of, table
@@ -58,7 +58,7 @@ def service_settings(args: argparse.Namespace, chunked: bool) -> list[str]:
 
 
 def measure(args: argparse.Namespace, chunked: bool, seed: int) -> Run:
-    """Start a service, warm it up, run W1, stop it. Raises ServiceError, and ValueError when a request failed."""
+    """Start a service, warm it up, run W1, stop it. Raises BenchmarkError, also when a request failed."""
     with running_service(service_settings(args, chunked)) as base_url:
         return asyncio.run(_run_w1(base_url, TokenIds(*args.ids), seed))
 
@@ -68,9 +68,7 @@ async def _run_w1(base_url: str, prompts: PromptSource, seed: int) -> Run:
         model = await first_model(session, base_url)
         await run_once(base_url, model, warm_up(prompts, seed - 1))
         before = await read_steps(session, base_url)
-        summary, _ = await run_once(base_url, model, build("W1", prompts, seed))
-        if summary["errors"]:
-            raise ValueError(f"{summary['errors']} requests failed, one of them so: {summary['error_sample']}")
+        summary, _ = await run_well(base_url, model, build("W1", prompts, seed))
         steps = since(await read_steps(session, base_url), before[-1] if before else None)
     return Run(summary, check_steps(steps))
 

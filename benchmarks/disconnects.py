@@ -1,7 +1,7 @@
 """Clients that leave at random moments; afterwards the service must be empty again without further traffic.
 
-python -m benchmarks.disconnects                       # starts a service of its own
-python -m benchmarks.disconnects --base-url http://127.0.0.1:8000
+python -m benchmarks disconnects                       # starts a service of its own
+python -m benchmarks disconnects --base-url http://127.0.0.1:8000
 """
 
 import argparse
@@ -22,8 +22,8 @@ from benchmarks.loadgen import first_model, new_session
 from benchmarks.service import running_service
 from benchmarks.summary import table
 from benchmarks.workloads import TokenIds
+from cluster.metrics.series import PREFIX
 
-PREFIX = "chunkserve:"
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 ABORTS = "request_aborts_total"
 SETTLE_SECONDS = 3.0

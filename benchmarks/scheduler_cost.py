@@ -1,6 +1,6 @@
 """What a step costs in the scheduler alone: N decodes, schedule() plus update_from_result(), one core.
 
-    python -m benchmarks.scheduler_cost [--vllm]
+    python -m benchmarks scheduler_cost [--vllm]
 
 Prints medians in milliseconds over all rounds, and the total over what linear growth from the smallest N would give.
 With --vllm ours takes turns with vLLM's own scheduler, in an environment that is made on first use; the ratio is the

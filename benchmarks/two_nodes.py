@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.errors import BenchmarkError
 from benchmarks.hosts import Hosts, HostsUnavailable, two_hosts
 from benchmarks.nodes import two_nodes
 
@@ -78,7 +79,7 @@ def _on_first_node(address: str, num_streams: int, num_tokens: int) -> int:
 
 
 def _wait_for_nodes(address: str, count: int) -> None:
-    """Raises TimeoutError when so many do not live in time."""
+    """Raises BenchmarkError when so many do not live in time."""
     import ray
 
     deadline = time.monotonic() + JOIN_SECONDS
@@ -92,12 +93,12 @@ def _wait_for_nodes(address: str, count: int) -> None:
         except (ConnectionError, RuntimeError, ValueError):
             pass  # the head is not there yet
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{count} nodes did not join {address} within {JOIN_SECONDS:g} s")
+            raise BenchmarkError(f"{count} nodes did not join {address} within {JOIN_SECONDS:g} s")
         time.sleep(1.0)
 
 
 async def _texts(address: str, settings: Sequence[str], num_streams: int, num_tokens: int) -> list[str]:
-    """What a service of these settings answers. Raises RuntimeError for a stream that fails."""
+    """What a service of these settings answers. Raises BenchmarkError for a stream that fails."""
     from benchmarks.loadgen import first_model, new_session
     from benchmarks.random_model import SERVED
     from benchmarks.service import running_service
@@ -108,7 +109,7 @@ async def _texts(address: str, settings: Sequence[str], num_streams: int, num_to
             load = Load(base_url, await first_model(session, base_url), num_streams, num_tokens, SERVED.vocab_size)
             streams = await load.run(session)
     if failed := [stream.error for stream in streams if stream.error]:
-        raise RuntimeError(f"a stream failed: {failed[0]}")
+        raise BenchmarkError(f"a stream failed: {failed[0]}")
     gap = max(stream.longest_gap() for stream in streams)
     print(f"served {num_streams} streams with {' '.join(settings[3:]) or 'TP 1'}; longest gap {gap:.2f} s", flush=True)
     return [stream.text for stream in streams]
