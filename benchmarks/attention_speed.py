@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.counts import positive
 from benchmarks.floor import floor_seconds, multiplying, reading, seconds_of
-from benchmarks.options import add_dtype, add_threads, positive, set_threads
+from benchmarks.options import add_dtype, add_threads, set_threads
 from benchmarks.summary import table
 from workers.attention import AttentionBackend, AttentionMetadata, select_backend
 

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.counts import positive
 from benchmarks.loadgen import first_model, new_session, run_once, run_well
 from benchmarks.service import running_service
 from benchmarks.steps import StepCheck, check_steps, read_steps, since
@@ -124,9 +125,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="chunked_prefill", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="each starts both services once")
-    parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--max-len", type=int, default=2048)
+    parser.add_argument("--rounds", type=positive, default=3, help="each starts both services once")
+    parser.add_argument("--budget", type=positive, default=256)
+    parser.add_argument("--max-len", type=positive, default=2048)
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))
     parser.add_argument("--out", type=Path, help="JSON of all runs")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="more settings for both services")

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from benchmarks.counts import positive
 from benchmarks.floor import floor_seconds, multiplying, reading, seconds_of
-from benchmarks.options import add_dtype, add_threads, positive, set_threads
+from benchmarks.options import add_dtype, add_threads, set_threads
 from benchmarks.summary import table
 from workers.kernels.linear import PackedGatedLinear, PackedLinear
 

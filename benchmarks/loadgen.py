@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.client import Api, Dialect, RequestRecord, StreamClient
+from benchmarks.counts import positive
 from benchmarks.errors import BenchmarkError
 from benchmarks.summary import Summary, median_of, run_table, summarise
 from benchmarks.workloads import NAMES, PlannedRequest, PromptSource, TokenIds, Words, Workload, build, warm_up
@@ -128,7 +129,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json: send text instead of token ids")
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))
     parser.add_argument("--extra", type=json.loads, help="JSON merged into every request's body")
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=positive, default=1)
     parser.add_argument("--seed", type=int, help="default: the clock")
     parser.add_argument("--no-warm-up", action="store_true")
     parser.add_argument("--records", action="store_true", help="keep every request's times in the JSON")

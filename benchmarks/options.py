@@ -4,23 +4,13 @@ import argparse
 
 import torch
 
+from benchmarks.counts import positive
 from benchmarks.errors import BenchmarkError
 from workers.device import select_dtype
 from workers.kernels.build import BuildError
 from workers.kernels.library import library
 
 _CPU = torch.device("cpu")
-
-
-def positive(text: str) -> int:
-    """For `type=`: a whole number of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return number
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:

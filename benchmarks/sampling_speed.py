@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from benchmarks.options import add_dtype, add_threads, positive, set_threads
+from benchmarks.counts import positive
+from benchmarks.options import add_dtype, add_threads, set_threads
 from benchmarks.summary import table
 from scheduler.plan import NewRequest, StepPlan
 from scheduler.sampling_params import SamplingParams

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.client import Dialect
 from benchmarks.comparison import Pair, Place, is_disturbed, report
+from benchmarks.counts import positive
 from benchmarks.loadgen import first_model, new_session, run_once, run_well
 from benchmarks.machine import CpuWatch, children, cores_used_by, paused
 from benchmarks.options import processor_dtype
@@ -168,8 +169,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-w", "--workload", action="append", choices=NAMES, help="default: W1 to W4")
     parser.add_argument("--peer", choices=tuple(PEERS), default="vllm")
     parser.add_argument("--budget", type=_budgets, default=[128, 256, 512], help="for W1; default: 128,256,512")
-    parser.add_argument("--budget-otherwise", type=int, help="for the other workloads; default: the peer's best")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs of each workload at each budget")
+    parser.add_argument("--budget-otherwise", type=positive, help="for the other workloads; default: the peer's best")
+    parser.add_argument("--rounds", type=positive, default=5, help="pairs of runs of each workload at each budget")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="directory or hub id")
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))
     parser.add_argument("--out", type=Path, help="JSON of all runs; where it exists the command continues it")

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.counts import positive
 from benchmarks.errors import BenchmarkError
 from benchmarks.faults import FAULTS
 from benchmarks.footprint import Footprint, footprints
 from benchmarks.loadgen import first_model, new_session
 from benchmarks.nodes import two_nodes
-from benchmarks.options import positive
 from benchmarks.random_model import write_served_model
 from benchmarks.scenes import ODD_STREAM, SCENES, Scene
 from benchmarks.service import running_service
@@ -236,8 +236,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", default="tiny", help="a path or hub id; default: a tiny one with random weights")
     parser.add_argument("--book", type=Path, help="trials are kept in this file, and not run again")
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=1200, help="of each stream")
+    parser.add_argument("--streams", type=positive, default=16)
+    parser.add_argument("--tokens", type=positive, default=1200, help="of each stream")
     parser.add_argument("--vocab", type=int, default=250, help="prompts are of token ids from 3 to this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of every service")

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.counts import positive
 from benchmarks.errors import BenchmarkError
 from benchmarks.hosts import Hosts, HostsUnavailable, two_hosts
 from benchmarks.nodes import two_nodes
@@ -35,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when a check fails or a text differs."""
     parser = argparse.ArgumentParser("two_nodes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--raylets", action="store_true", help="two raylets on this machine instead of hosts")
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48, help="of each stream")
+    parser.add_argument("--streams", type=positive, default=8)
+    parser.add_argument("--tokens", type=positive, default=48, help="of each stream")
     parser.add_argument("--address", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.address:

@@ -79,8 +79,8 @@ void multiply_bf16(const bf16* x, int64_t x_stride, const bf16* packed, const bf
     thread_local std::vector<float> wide;
     wide.resize(rows * in);
     for (int64_t row = 0; row < rows; row++) {
-        const bf16* from = x + row * x_stride;
-        std::transform(from, from + in, wide.data() + row * in, [](bf16 value) { return to_float(value); });
+        std::transform(x + row * x_stride, x + row * x_stride + in, wide.data() + row * in,
+                       [](bf16 v) { return to_float(v); });
     }
     multiply<GATED>(static_cast<const float*>(wide.data()), in, packed, bias, out, rows, in, out_size);
 #endif
