@@ -25,7 +25,7 @@ NAMES = (
 
 
 def main(argv: list[str]) -> int:
-    """Run one benchmark with the rest of the arguments; its exit code."""
+    """Run one benchmark with the rest of the arguments; its exit code, 2 where it cannot be made."""
     name, *rest = argv or ["scheduler_cost"]
     if name in ("-h", "--help"):
         print(f"{__doc__} Benchmarks: {', '.join(NAMES)}; --help after a name shows its options.")
@@ -37,7 +37,15 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # `python benchmarks` puts this folder on the path, and not the one above it.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    return int(importlib.import_module(f"benchmarks.{name}").main(rest))
+    benchmark = importlib.import_module(f"benchmarks.{name}")
+    from benchmarks.errors import BenchmarkError
+    from cluster.errors import ChunkserveError
+
+    try:
+        return int(benchmark.main(rest))
+    except (BenchmarkError, ChunkserveError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

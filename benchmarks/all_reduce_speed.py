@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.counts import positive
 from benchmarks.random_model import LlamaShape, write_model
 from benchmarks.rank_group import SECONDS, CallSeconds, Recorded, Times, call_seconds, run_ranks
 from benchmarks.summary import percentile, table
@@ -52,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "all_reduce_speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, action="append", help="by default 2 and 3")
-    parser.add_argument("--steps", type=int, default=60, help="decode steps of a line")
+    parser.add_argument("--ranks", type=positive, action="append", help="by default 2 and 3")
+    parser.add_argument("--steps", type=positive, default=60, help="decode steps of a line")
     options = parser.parse_args(argv)
     shares: list[float] = []
     with tempfile.TemporaryDirectory(prefix="chunkserve-all-reduce-") as folder:

@@ -9,20 +9,19 @@ torch's product of two 2048 x 2048 matrices. Times are medians a layer in micros
 """
 
 import argparse
-import mmap
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from benchmarks.dtype import add_dtype
+from benchmarks.counts import positive
+from benchmarks.floor import floor_seconds, multiplying, reading, seconds_of
+from benchmarks.options import add_dtype, add_threads, set_threads
 from benchmarks.summary import table
 from workers.attention import AttentionBackend, AttentionMetadata, select_backend
-from workers.kernels.library import library
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM, NUM_LAYERS = 9, 3, 64, 30
 BLOCK = 16
@@ -35,10 +34,6 @@ CASES = [
 ]
 REPEATS = 9
 CACHE_BYTES = 1 << 30
-READ_BYTES = 128 << 20
-MATRIX = 2048
-QUIET_SECONDS = 0.02
-"""After torch's last loop its threads spin for a while, and would be in the way of the next contender's."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "attention_speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--case", action="append", help=f"by default each of {', '.join(CASES)}")
+    parser.add_argument("--case", action="append", type=_case, help=f"by default each of {', '.join(CASES)}")
     add_dtype(parser)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=REPEATS)
+    add_threads(parser)
+    parser.add_argument("--repeats", type=positive, default=REPEATS)
     options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    library().set_num_threads(options.threads)
+    set_threads(options.threads)
     device = torch.device("cpu")
     backends = [select_backend(name, device, options.dtype, HEAD_DIM) for name in ("native", "torch")]
     header = ["step", "native", "torch", "torch / native", "floor", "native / floor", "GB/s", "GFLOP/s",
@@ -82,19 +76,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(case: str) -> Step:
-    """ "32x1024": decodes with that many tokens each; "256+1024": a chunk after a context; commas join them."""
+    """ "32x1024": decodes with that many tokens each; "256+1024": a chunk after a context; commas join them.
+
+    Raises ValueError for anything else, and for a part without rows or a decode without tokens.
+    """
     query_lens: list[int] = []
     seq_lens: list[int] = []
     for part in case.split(","):
         if "x" in part:
             requests, tokens = map(int, part.split("x"))
+            if requests < 1 or tokens < 1:
+                raise ValueError(part)
             query_lens += [1] * requests
             seq_lens += [tokens] * requests
         else:
             rows, context = map(int, part.split("+"))
+            if rows < 1 or context < 0:
+                raise ValueError(part)
             query_lens.append(rows)
             seq_lens.append(rows + context)
     return Step(query_lens, seq_lens)
+
+
+def _case(text: str) -> str:
+    try:
+        parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no step; it may be like {', '.join(CASES[-2:])}") from None
+    return text
 
 
 def _line(case: str, backends: list[AttentionBackend], dtype: torch.dtype, repeats: int) -> list[str]:
@@ -105,14 +114,13 @@ def _line(case: str, backends: list[AttentionBackend], dtype: torch.dtype, repea
     runs: list[Callable[[], None]] = []
     for backend in backends:
         runs += _passes(backend, metadata, dtype, num_blocks, num_layers)
-    runs += [_reading(), _multiplying(dtype)]
+    runs += [reading(), multiplying(dtype)]
     for run in runs:
         run()
-    seconds = [[_seconds(run) for run in runs] for _ in range(repeats)]
+    seconds = [[seconds_of(run) for run in runs] for _ in range(repeats)]
     medians = [statistics.median(column) for column in zip(*seconds, strict=True)]
     write, attend, torch_write, torch_attend = (value / num_layers for value in medians[:4])
-    reading, multiplying = medians[4:]
-    floor = max(kv_bytes * reading / READ_BYTES, step.flops * multiplying / (2 * MATRIX**3))
+    floor = floor_seconds(kv_bytes, step.flops, *medians[4:])
     micros = [f"{value * 1e6:.0f}" for value in (attend, torch_attend, floor, write, torch_write)]
     return [
         case, micros[0], micros[1], f"{torch_attend / attend:.1f}", micros[2], f"{attend / floor:.2f}",
@@ -163,25 +171,6 @@ def _passes(
             backend.attend(q, cache, step, HEAD_DIM**-0.5)
 
     return [write, attend]
-
-
-def _reading() -> Callable[[], None]:
-    pages = mmap.mmap(-1, READ_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.float32).fill_(1)
-    return lambda: memory.sum() and None
-
-
-def _multiplying(dtype: torch.dtype) -> Callable[[], None]:
-    a = torch.randn(MATRIX, MATRIX, dtype=dtype)
-    return lambda: torch.mm(a, a) is None
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    time.sleep(QUIET_SECONDS)
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Where every millisecond of a step goes, in the running service: starts it with profiled steps and runs workloads.
 
-    python -m benchmarks.breakdown -w W4 -w W1b -w W2
+    python -m benchmarks breakdown -w W4 -w W1b -w W2
 
 For each workload: per kind of step the median of every stage and its share of the step's wall time; what the
 rank idles between steps; and per token what the client waits beyond the steps, and the CPU of each part.
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import first_model, new_session, run_once
-from benchmarks.processes import CLIENT, PARTS, RAY, cpu_seconds
+from benchmarks.cpu_time import CLIENT, PARTS, RAY, cpu_seconds
+from benchmarks.loadgen import first_model, new_session, run_once, run_well
 from benchmarks.service import running_service
 from benchmarks.steps import Step, read_steps, since
 from benchmarks.summary import table
@@ -118,16 +118,14 @@ def token_table(result: Result) -> str:
 
 
 async def measure(base_url: str, model: str, name: str, seed: int, prompts: TokenIds) -> Result:
-    """One workload. Raises ValueError when a request failed."""
+    """One workload. Raises BenchmarkError when a request failed."""
     async with new_session() as session:
         before = await read_steps(session, base_url)
         cpu_before, began = cpu_seconds(), time.perf_counter()
-        summary, records = await run_once(base_url, model, build(name, prompts, seed))
+        summary, records = await run_well(base_url, model, build(name, prompts, seed))
         seconds = time.perf_counter() - began
         cpu = cpu_seconds()
         cpu.subtract(cpu_before)
-        if summary["errors"]:
-            raise ValueError(f"{summary['errors']} requests failed, one of them so: {summary['error_sample']}")
         steps = since(await read_steps(session, base_url), before[-1] if before else None)
     tokens = summary["output_tokens"]
     decodes = sum(step["num_decodes"] for step in steps)

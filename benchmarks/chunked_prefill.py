@@ -4,7 +4,7 @@ Starts the service with chunked prefill and without it, turn by turn, and runs W
 step log of the chunked one tells whether every stream was in every step, and whether the next plan
 was sent before the last result.
 
-    python -m benchmarks.chunked_prefill --rounds 3
+    python -m benchmarks chunked_prefill --rounds 3
 """
 
 import argparse
@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loadgen import first_model, new_session, run_once
+from benchmarks.counts import positive
+from benchmarks.loadgen import first_model, new_session, run_once, run_well
 from benchmarks.service import running_service
 from benchmarks.steps import StepCheck, check_steps, read_steps, since
 from benchmarks.summary import Summary, spread_of, table
@@ -58,7 +59,7 @@ def service_settings(args: argparse.Namespace, chunked: bool) -> list[str]:
 
 
 def measure(args: argparse.Namespace, chunked: bool, seed: int) -> Run:
-    """Start a service, warm it up, run W1, stop it. Raises ServiceError, and ValueError when a request failed."""
+    """Start a service, warm it up, run W1, stop it. Raises BenchmarkError, also when a request failed."""
     with running_service(service_settings(args, chunked)) as base_url:
         return asyncio.run(_run_w1(base_url, TokenIds(*args.ids), seed))
 
@@ -68,9 +69,7 @@ async def _run_w1(base_url: str, prompts: PromptSource, seed: int) -> Run:
         model = await first_model(session, base_url)
         await run_once(base_url, model, warm_up(prompts, seed - 1))
         before = await read_steps(session, base_url)
-        summary, _ = await run_once(base_url, model, build("W1", prompts, seed))
-        if summary["errors"]:
-            raise ValueError(f"{summary['errors']} requests failed, one of them so: {summary['error_sample']}")
+        summary, _ = await run_well(base_url, model, build("W1", prompts, seed))
         steps = since(await read_steps(session, base_url), before[-1] if before else None)
     return Run(summary, check_steps(steps))
 
@@ -126,9 +125,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="chunked_prefill", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="each starts both services once")
-    parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--max-len", type=int, default=2048)
+    parser.add_argument("--rounds", type=positive, default=3, help="each starts both services once")
+    parser.add_argument("--budget", type=positive, default=256)
+    parser.add_argument("--max-len", type=positive, default=2048)
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))
     parser.add_argument("--out", type=Path, help="JSON of all runs")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="more settings for both services")

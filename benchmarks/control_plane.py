@@ -1,6 +1,6 @@
 """What a step costs besides the model: N decodes from schedule() to the bytes that leave for the front end, one core.
 
-    python -m benchmarks.control_plane
+    python -m benchmarks control_plane
 
 Runs the engine's and the rank's own code on each plan in turn, without sockets, processes or a model, and
 prints each stage's median in milliseconds. Exits with 1 if plan encoding and decoding, batch building and

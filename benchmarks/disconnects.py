@@ -1,7 +1,7 @@
 """Clients that leave at random moments; afterwards the service must be empty again without further traffic.
 
-python -m benchmarks.disconnects                       # starts a service of its own
-python -m benchmarks.disconnects --base-url http://127.0.0.1:8000
+python -m benchmarks disconnects                       # starts a service of its own
+python -m benchmarks disconnects --base-url http://127.0.0.1:8000
 """
 
 import argparse
@@ -18,12 +18,13 @@ from typing import Literal
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.counts import positive
 from benchmarks.loadgen import first_model, new_session
 from benchmarks.service import running_service
 from benchmarks.summary import table
 from benchmarks.workloads import TokenIds
+from cluster.metrics.series import PREFIX
 
-PREFIX = "chunkserve:"
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 ABORTS = "request_aborts_total"
 SETTLE_SECONDS = 3.0
@@ -176,8 +177,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="disconnects", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--base-url", help="a running service; default: start one")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--concurrency", type=int, default=48)
+    parser.add_argument("--requests", type=positive, default=200)
+    parser.add_argument("--concurrency", type=positive, default=48)
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds for the gauges to return to 0")
     parser.add_argument("--request-seconds", type=float, default=300.0)
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))

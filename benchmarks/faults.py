@@ -38,6 +38,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.counts import positive
 from benchmarks.service_processes import ENGINE, FRONTEND, WORKER, FaultError, ServiceProcesses
 
 SLOW_SECONDS = 5.0
@@ -225,7 +226,7 @@ def _pause(victim: psutil.Process, what: str, seconds: float) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="faults", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("fault", choices=sorted(FAULTS))
-    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--count", type=positive, default=1)
     parser.add_argument("--every", type=float, default=10.0, help="mean seconds between two; the moments are random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=int, help="process id of the launcher; default: any service on this machine")

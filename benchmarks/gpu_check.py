@@ -4,7 +4,7 @@ The floor of a step is the larger of the time its bytes take (weights once, keys
 token attended to) at the copy bandwidth measured here, and the time its multiplications take at the
 matrix rate measured here. Plans are the scheduler's, two in flight. Without a GPU it says so and exits 0.
 
-    python -m benchmarks.gpu_check
+    python -m benchmarks gpu_check
 """
 
 import argparse

@@ -9,27 +9,22 @@ take turns. The floor is measured in the same minute as a line: memory is shared
 """
 
 import argparse
-import mmap
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.dtype import add_dtype
+from benchmarks.counts import positive
+from benchmarks.floor import floor_seconds, multiplying, reading, seconds_of
+from benchmarks.options import add_dtype, add_threads, set_threads
 from benchmarks.summary import table
-from workers.kernels.library import library
 from workers.kernels.linear import PackedGatedLinear, PackedLinear
 
 HIDDEN, FFN, QKV, VOCAB, NUM_LAYERS = 576, 1536, 960, 49152, 30
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 REPEATS = 11
-READ_BYTES = 128 << 20
-MATRIX = 2048
-QUIET_SECONDS = 0.02
-"""After torch's last loop its threads spin for a while, and would be in the way of the next contender's."""
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -37,13 +32,12 @@ Layer = Callable[[torch.Tensor], torch.Tensor]
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each number of rows: of all layers without the head, and of the head."""
     parser = argparse.ArgumentParser("linear_speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", type=int, action="append", help=f"by default each of {ROWS}")
+    parser.add_argument("--rows", type=positive, action="append", help=f"by default each of {ROWS}")
     add_dtype(parser)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=REPEATS)
+    add_threads(parser)
+    parser.add_argument("--repeats", type=positive, default=REPEATS)
     options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    library().set_num_threads(options.threads)
+    set_threads(options.threads)
     with torch.inference_mode():
         for name, shapes in (
             ("layers", [(QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN)] * NUM_LAYERS),
@@ -64,14 +58,13 @@ def _line(weights: list[torch.Tensor], rows: int, repeats: int) -> list[str]:
     contenders = [
         _pass([make(weight, rows) for weight in weights], weights, inputs) for make in (_ours, _torch, _onednn)
     ]
-    read, multiply = _reading(), _multiplying(dtype)
-    runs = [*contenders, read, multiply]
+    runs = [*contenders, reading(), multiplying(dtype)]
     for run in runs:
         run()
-    seconds = [[_seconds(run) for run in runs] for _ in range(repeats)]
-    ours, plain, onednn, reading, multiplying = (statistics.median(column) for column in zip(*seconds, strict=True))
+    seconds = [[seconds_of(run) for run in runs] for _ in range(repeats)]
+    ours, plain, onednn, *limits = (statistics.median(column) for column in zip(*seconds, strict=True))
     moved, flops = 2 * num_weights, 2 * num_weights * rows
-    floor = max(moved * reading / READ_BYTES, flops * multiplying / (2 * MATRIX**3))
+    floor = floor_seconds(moved, flops, *limits)
     times = [f"{value * 1e3:.2f}" for value in (ours, plain, onednn, floor)]
     return [f"M={rows}", *times, f"{ours / floor:.2f}", f"{moved / ours / 1e9:.1f}", f"{flops / ours / 1e9:.0f}"]
 
@@ -100,25 +93,6 @@ def _onednn(weight: torch.Tensor, rows: int) -> Layer:
     """As torch.compile packs weights when they are frozen; these operators have no public name."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-
-
-def _reading() -> Callable[[], None]:
-    pages = mmap.mmap(-1, READ_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.float32).fill_(1)
-    return lambda: memory.sum() and None
-
-
-def _multiplying(dtype: torch.dtype) -> Callable[[], None]:
-    a = torch.randn(MATRIX, MATRIX, dtype=dtype)
-    return lambda: torch.mm(a, a) is None
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    time.sleep(QUIET_SECONDS)
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Load generator for any OpenAI-compatible server: workloads W1 to W4, medians over runs, table and JSON.
 
-python -m benchmarks.loadgen --base-url http://127.0.0.1:8000 -w W1 -w W4 --runs 3 --out runs.json
+python -m benchmarks loadgen --base-url http://127.0.0.1:8000 -w W1 -w W4 --runs 3 --out runs.json
 """
 
 import argparse
@@ -15,6 +15,8 @@ from typing import Any
 import aiohttp
 
 from benchmarks.client import Api, Dialect, RequestRecord, StreamClient
+from benchmarks.counts import positive
+from benchmarks.errors import BenchmarkError
 from benchmarks.summary import Summary, median_of, run_table, summarise
 from benchmarks.workloads import NAMES, PlannedRequest, PromptSource, TokenIds, Words, Workload, build, warm_up
 
@@ -28,10 +30,14 @@ def new_session(seconds: float = RUN_SECONDS) -> aiohttp.ClientSession:
 
 
 async def first_model(session: aiohttp.ClientSession, base_url: str) -> str:
-    """The name of the first model the server lists."""
-    async with session.get(base_url.rstrip("/") + "/v1/models") as response:
-        response.raise_for_status()
-        return str((await response.json())["data"][0]["id"])
+    """The name of the first model the server lists. Raises BenchmarkError when it lists none."""
+    url = base_url.rstrip("/") + "/v1/models"
+    try:
+        async with session.get(url) as response:
+            response.raise_for_status()
+            return str((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError) as error:
+        raise BenchmarkError(f"no model at {url}: {error!r}") from error
 
 
 async def drive(client: StreamClient, workload: Workload) -> list[RequestRecord]:
@@ -103,6 +109,16 @@ async def run_once(
         return summarise(workload.name, records, client.now()), records
 
 
+async def run_well(
+    base_url: str, model: str, workload: Workload, dialect: Dialect = "openai"
+) -> tuple[Summary, list[RequestRecord]]:
+    """As `run_once`. Raises BenchmarkError when a request failed."""
+    summary, records = await run_once(base_url, model, workload, dialect=dialect)
+    if summary["errors"]:
+        raise BenchmarkError(f"{summary['errors']} requests failed, one of them so: {summary['error_sample']}")
+    return summary, records
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="loadgen", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
@@ -113,7 +129,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", type=Path, help="directory with tokenizer.json: send text instead of token ids")
     parser.add_argument("--ids", type=int, nargs=2, metavar=("LOW", "HIGH"), default=(1000, 40000))
     parser.add_argument("--extra", type=json.loads, help="JSON merged into every request's body")
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=positive, default=1)
     parser.add_argument("--seed", type=int, help="default: the clock")
     parser.add_argument("--no-warm-up", action="store_true")
     parser.add_argument("--records", action="store_true", help="keep every request's times in the JSON")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.errors import BenchmarkError
 from benchmarks.summary import Summary
 
 
@@ -14,13 +15,13 @@ class RunBook:
     """Runs by workload, budget, round and server, in a JSON file or, without a path, in memory."""
 
     def __init__(self, path: Path | None, same: Mapping[str, Any]) -> None:
-        """Opens the file, if there is one. Raises ValueError when what was compared then is not `same`."""
+        """Opens the file, if there is one. Raises BenchmarkError when what was compared then is not `same`."""
         self._path = path
         self._content: dict[str, Any] = {"same": dict(same), "seed": time.time_ns() // 1000, "starts": [], "runs": {}}
         if path is not None and path.exists():
             self._content = json.loads(path.read_text())
             if self._content["same"] != dict(same):
-                raise ValueError(f"{path} holds runs of {self._content['same']}, and not of {dict(same)}")
+                raise BenchmarkError(f"{path} holds runs of {self._content['same']}, and not of {dict(same)}")
 
     @property
     def seed(self) -> int:

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from benchmarks.counts import positive
+from benchmarks.options import add_dtype, add_threads, set_threads
 from benchmarks.summary import table
 from scheduler.plan import NewRequest, StepPlan
 from scheduler.sampling_params import SamplingParams
 from workers.batch import RowSet
-from workers.kernels.library import library
 from workers.kernels.sampling import SamplingKernels
 from workers.request_state import RequestState
 from workers.sampler import SampledTokens, sample
@@ -49,17 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "sampling_speed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rows", type=int, action="append", help=f"by default each of {ROWS}")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--rows", type=positive, action="append", help=f"by default each of {ROWS}")
+    add_threads(parser)
+    parser.add_argument("--repeats", type=positive, default=REPEATS)
+    add_dtype(parser)
     options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    library().set_num_threads(options.threads)
+    set_threads(options.threads)
     lines, same = [], True
     with torch.inference_mode():
         for rows in options.rows or ROWS:
-            logits = (SPREAD * torch.randn(rows, VOCAB)).to(getattr(torch, options.dtype))
+            logits = (SPREAD * torch.randn(rows, VOCAB)).to(options.dtype)
             for kind in (*KINDS, "all of these in turn"):
                 ours, torchs, equal = _compare(logits, kind, options.repeats)
                 lines.append([kind, rows, f"{ours:.3f}", f"{torchs:.3f}", f"{torchs / ours:.1f}"])

@@ -1,6 +1,6 @@
 """What a step costs in the scheduler alone: N decodes, schedule() plus update_from_result(), one core.
 
-    python -m benchmarks.scheduler_cost [--vllm]
+    python -m benchmarks scheduler_cost [--vllm]
 
 Prints medians in milliseconds over all rounds, and the total over what linear growth from the smallest N would give.
 With --vllm ours takes turns with vLLM's own scheduler, in an environment that is made on first use; the ratio is the
@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.counts import positive
 from benchmarks.peers.scheduler_process import VllmScheduler, running_vllm_scheduler
 from benchmarks.summary import spread_of, table
 from cluster.models.store import open_store
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scheduler_cost", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--vllm", action="store_true", help="time vLLM's scheduler beside ours")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="whose configuration vLLM's scheduler is built for")
     args = parser.parse_args(argv)

@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.errors import BenchmarkError
+
 START_SECONDS = 600.0
 STOP_SECONDS = 90.0
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-class ServiceError(Exception):
+class ServiceError(BenchmarkError):
     """The service did not start or stop; the message holds the end of its log."""
 
 

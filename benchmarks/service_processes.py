@@ -1,8 +1,11 @@
 """The processes of a service that runs on this machine, found by their titles and their sockets."""
 
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
+
+from benchmarks.errors import BenchmarkError
 
 ENGINE, FRONTEND = "ray::ServeReplica:chunkserve:engine", "ray::ServeReplica:chunkserve:frontend"
 WORKER = "ray::WorkerActor"
@@ -10,7 +13,7 @@ Link = tuple[tuple[str, int], tuple[str, int]]
 """Own host and port, the peer's host and port."""
 
 
-class FaultError(Exception):
+class FaultError(BenchmarkError):
     """The fault cannot be made here; the message says why."""
 
 
@@ -50,9 +53,9 @@ class ServiceProcesses:
         """Raises FaultError when there is none."""
         for process in self._all():
             with suppress(psutil.Error):
-                if process.cmdline()[1:4] == ["-m", "cluster", "serve"]:
+                if _serves(process.cmdline()):
                     return process
-        raise FaultError("no `python -m cluster serve` runs")
+        raise FaultError("no `chunkserve serve` runs")
 
     def ranks(self) -> list[psutil.Process]:
         """Workers that serve an engine; a spare that waits for its turn has no link. Raises FaultError for none."""
@@ -74,6 +77,12 @@ class ServiceProcesses:
         with suppress(psutil.NoSuchProcess):
             return list(psutil.Process(self._root).children(recursive=True))
         raise FaultError(f"the service's process {self._root} is gone")
+
+
+def _serves(command: list[str]) -> bool:
+    """Whether it is `python -m cluster serve ...` or `python .../bin/chunkserve serve ...`."""
+    words = command[1:4]
+    return words == ["-m", "cluster", "serve"] or (words[1:2] == ["serve"] and Path(words[0]).name == "chunkserve")
 
 
 def _dialled(process: psutil.Process) -> list[Link]:

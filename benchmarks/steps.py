@@ -7,6 +7,8 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.errors import BenchmarkError
+
 _LOG_SIZE = 4096
 
 Step = dict[str, Any]
@@ -20,13 +22,13 @@ async def read_steps(session: aiohttp.ClientSession, base_url: str) -> list[Step
 
 
 def since(steps: Sequence[Step], last: Step | None) -> list[Step]:
-    """The steps after `last`. Raises ValueError when the log no longer holds all of them."""
+    """The steps after `last`. Raises BenchmarkError when the log no longer holds all of them."""
     if last is None:
         return list(steps)
     place = (last["epoch"], last["step_id"])
     newer = [step for step in steps if (step["epoch"], step["step_id"]) > place]
     if len(newer) == len(steps) and len(steps) >= _LOG_SIZE:
-        raise ValueError(f"more than {_LOG_SIZE} steps in one run: the step log has lost the first of them")
+        raise BenchmarkError(f"more than {_LOG_SIZE} steps in one run: the step log has lost the first of them")
     return newer
 
 

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import aiohttp
 
+from benchmarks.counts import positive
+from benchmarks.errors import BenchmarkError
 from benchmarks.faults import FAULTS
 from benchmarks.footprint import Footprint, footprints
 from benchmarks.loadgen import first_model, new_session
@@ -218,15 +220,24 @@ def _model(path: str) -> Iterator[str]:
         yield directory
 
 
+def _fault(text: str) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if name not in SCENES:
+        raise argparse.ArgumentTypeError(f"no fault is called {name!r}; there are {', '.join(SCENES)}")
+    return name, positive(count or "1")
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="survival", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("-f", "--fault", action="append", metavar="NAME=COUNT", help=f"of {', '.join(SCENES)}")
+    parser.add_argument(
+        "-f", "--fault", action="append", type=_fault, metavar="NAME[=COUNT]", help=f"of {', '.join(SCENES)}"
+    )
     parser.add_argument("--model", default="tiny", help="a path or hub id; default: a tiny one with random weights")
     parser.add_argument("--book", type=Path, help="trials are kept in this file, and not run again")
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=1200, help="of each stream")
+    parser.add_argument("--streams", type=positive, default=16)
+    parser.add_argument("--tokens", type=positive, default=1200, help="of each stream")
     parser.add_argument("--vocab", type=int, default=250, help="prompts are of token ids from 3 to this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of every service")
@@ -236,11 +247,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when a trial was not good, 2 when one could not be made."""
     args = _parse(argv)
-    wanted = {name: int(count or 1) for name, _, count in (each.partition("=") for each in args.fault or SCENES)}
-    unknown = sorted(set(wanted) - set(SCENES))
-    if unknown:
-        print(f"survival: no fault is called {unknown[0]!r}; there are {', '.join(SCENES)}", file=sys.stderr)
-        return 2
+    wanted = dict(args.fault or [(name, 1) for name in SCENES])
     book = Book(None, {})
     try:
         same = {name: getattr(args, name) for name in ("model", "streams", "tokens", "vocab", "seed", "settings")}
@@ -252,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 settings = [f"model.path={model}", "model.dtype=float32", "cache.memory_gb=0.25", *args.settings]
                 with running_scene(SCENES[name], settings) as (base_url, repair):
                     asyncio.run(run_scene(name, count, book, base_url, repair, args))
-    except FaultError as error:
+    except BenchmarkError as error:
         print(f"survival: {error}", file=sys.stderr)
         report(book)
         return 2

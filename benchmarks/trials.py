@@ -61,13 +61,13 @@ def report(book: Book) -> bool:
         scene, runs = SCENES[name], list(trials.values())
         gaps = [round(run["longest_gap"], 2) for run in runs]
         seen = [round(run["unhealthy_after"], 2) for run in runs if run["unhealthy_after"] is not None]
-        failed, changed, lost = (sum(run.get(key, 0) for run in runs) for key in ("failed", "changed", "lost_engines"))
+        failed, changed, lost = (sum(run[key] for run in runs) for key in ("failed", "changed", "lost_engines"))
         fine = not failed and not changed and not lost and max(gaps) <= scene.limit
         good &= fine
-        counted = [run["recoveries"] for run in runs if "recoveries" in run]  # Older books have none.
+        counted = spread_of([run["recoveries"] for run in runs])
         verdict = "ok" if fine else "MISS"
-        gap, (health, recoveries) = spread_of(gaps), (spread_of(each) if each else "-" for each in (seen, counted))
-        rows.append([name, len(runs), failed, changed, recoveries, gap, scene.limit, health, verdict])
+        unhealthy = spread_of(seen) if seen else "-"
+        rows.append([name, len(runs), failed, changed, counted, spread_of(gaps), scene.limit, unhealthy, verdict])
     header = ["fault", "trials", "failed", "changed", "recoveries", "longest gap, s", "limit", "unhealthy after, s"]
     print(table([*header, ""], rows))
     return good

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.counts import positive
+from benchmarks.errors import BenchmarkError
 from benchmarks.hosts import Hosts, HostsUnavailable, two_hosts
 from benchmarks.nodes import two_nodes
 
@@ -34,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when a check fails or a text differs."""
     parser = argparse.ArgumentParser("two_nodes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--raylets", action="store_true", help="two raylets on this machine instead of hosts")
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=48, help="of each stream")
+    parser.add_argument("--streams", type=positive, default=8)
+    parser.add_argument("--tokens", type=positive, default=48, help="of each stream")
     parser.add_argument("--address", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.address:
@@ -78,7 +80,7 @@ def _on_first_node(address: str, num_streams: int, num_tokens: int) -> int:
 
 
 def _wait_for_nodes(address: str, count: int) -> None:
-    """Raises TimeoutError when so many do not live in time."""
+    """Raises BenchmarkError when so many do not live in time."""
     import ray
 
     deadline = time.monotonic() + JOIN_SECONDS
@@ -92,12 +94,12 @@ def _wait_for_nodes(address: str, count: int) -> None:
         except (ConnectionError, RuntimeError, ValueError):
             pass  # the head is not there yet
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{count} nodes did not join {address} within {JOIN_SECONDS:g} s")
+            raise BenchmarkError(f"{count} nodes did not join {address} within {JOIN_SECONDS:g} s")
         time.sleep(1.0)
 
 
 async def _texts(address: str, settings: Sequence[str], num_streams: int, num_tokens: int) -> list[str]:
-    """What a service of these settings answers. Raises RuntimeError for a stream that fails."""
+    """What a service of these settings answers. Raises BenchmarkError for a stream that fails."""
     from benchmarks.loadgen import first_model, new_session
     from benchmarks.random_model import SERVED
     from benchmarks.service import running_service
@@ -108,7 +110,7 @@ async def _texts(address: str, settings: Sequence[str], num_streams: int, num_to
             load = Load(base_url, await first_model(session, base_url), num_streams, num_tokens, SERVED.vocab_size)
             streams = await load.run(session)
     if failed := [stream.error for stream in streams if stream.error]:
-        raise RuntimeError(f"a stream failed: {failed[0]}")
+        raise BenchmarkError(f"a stream failed: {failed[0]}")
     gap = max(stream.longest_gap() for stream in streams)
     print(f"served {num_streams} streams with {' '.join(settings[3:]) or 'TP 1'}; longest gap {gap:.2f} s", flush=True)
     return [stream.text for stream in streams]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.errors import BenchmarkError
+
 Prompt = list[int] | str
 
 NAMES = ("W1", "W1b", "W2", "W3", "W4")
@@ -51,13 +53,16 @@ class Words:
     """Random words that are one token each, sent as text that encodes to them again, within a token or two."""
 
     def __init__(self, tokenizer_dir: Path) -> None:
-        """Raises ValueError when the vocabulary in `tokenizer_dir`/tokenizer.json has no such words."""
+        """Raises BenchmarkError when there is no `tokenizer_dir`/tokenizer.json, or it has no such words."""
         from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+        path = tokenizer_dir / "tokenizer.json"
+        if not path.is_file():
+            raise BenchmarkError(f"there is no {path}")
+        self._tokenizer = Tokenizer.from_file(str(path))
         self._words = sorted(index for token, index in self._tokenizer.get_vocab().items() if _is_word(token))
         if not self._words:
-            raise ValueError(f"no plain words in the vocabulary of {tokenizer_dir}")
+            raise BenchmarkError(f"no plain words in the vocabulary of {tokenizer_dir}")
 
     def ids(self, rng: random.Random, num_tokens: int) -> list[int]:
         return rng.choices(self._words, k=num_tokens)

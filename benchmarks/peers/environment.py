@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.errors import BenchmarkError
+
 INSTALL_SECONDS = 1800.0
 _COMPLETE = ".complete"
 
 
-class PeerError(Exception):
+class PeerError(BenchmarkError):
     """A peer could not be installed; the message holds the end of what the installer wrote."""
 
 

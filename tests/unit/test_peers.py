@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.dtype import processor_dtype
+from benchmarks.options import processor_dtype
 from benchmarks.peers import environment as environment_module
 from benchmarks.peers import scheduler_process
 from benchmarks.peers.environment import PeerEnvironment, PeerError

@@ -12,6 +12,7 @@ from aiohttp import web
 from benchmarks import disconnects
 from benchmarks.chunked_prefill import GAPS, Run, report
 from benchmarks.disconnects import plan_visits, totals
+from benchmarks.errors import BenchmarkError
 from benchmarks.steps import StepCheck, check_steps, since
 from benchmarks.workloads import TokenIds
 
@@ -50,7 +51,7 @@ def test_only_the_steps_of_this_run_count() -> None:
     assert since(steps, None) == steps
     assert [found["step_id"] for found in since([*steps, step(0, 0.0, 1.0, epoch=1)], steps[4])] == [0]
     full = [step(number, 0.0, 1.0) for number in range(4096)]
-    with pytest.raises(ValueError, match="lost"):
+    with pytest.raises(BenchmarkError, match="lost"):
         since(full, step(-5, 0.0, 1.0))
 
 

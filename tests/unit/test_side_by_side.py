@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks import machine, side_by_side
 from benchmarks.comparison import MIN_PAIRS, QUANTITIES, TTFT, Pair, curve_at, ratios, report
+from benchmarks.errors import BenchmarkError
 from benchmarks.machine import CpuWatch, cores_used_by
 from benchmarks.run_book import RunBook
 from benchmarks.workloads import NAMES, TokenIds, build
@@ -152,7 +153,7 @@ def test_a_book_is_continued_and_refuses_another_comparison(tmp_path: Path) -> N
     assert json.loads(path.read_text())["starts"] == [
         {"server": "ours", "budget": 512, "seconds": 3.0, "idle_cores": 0.1}
     ]
-    with pytest.raises(ValueError, match="holds runs of"):
+    with pytest.raises(BenchmarkError, match="holds runs of"):
         RunBook(path, {"peer": "b"})
 
 
@@ -191,7 +192,7 @@ class Rig:
         async def run(server: Any, workload: str, prompts: object, seed: int) -> dict[str, Any]:
             assert self.paused == [name for name in self.up if name != server.name]
             if self.fail_at is not None and len([line for line in self.log if " " in line]) == self.fail_at:
-                raise ValueError("a request failed")
+                raise BenchmarkError("a request failed")
             self.log.append(f"{server.url} {workload} {seed % 1_000_000}")
             summary = {"W1": w1(100, 10), "W2": w2(250), "W4": w4(10)}[workload]
             if server.url == "vllm":
@@ -210,7 +211,6 @@ class Rig:
         for name in ("SETTLE_SECONDS", "IDLE_AFTER_SECONDS"):
             monkeypatch.setattr(side_by_side, name, 0.0)
         monkeypatch.setattr(side_by_side, "cores_used_by", lambda process, seconds: 0.0)
-        monkeypatch.setattr(side_by_side.signal, "signal", lambda number, handler: None)
         self.model = tmp_path
 
     def main(self, *arguments: str) -> int:
@@ -255,8 +255,8 @@ def test_every_budget_has_its_own_servers(rig: Rig) -> None:
 
 def test_a_command_cut_short_is_continued(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     rig.fail_at = 3
-    assert rig.main("-w", "W4", "--rounds", "3") == 2
-    assert "a request failed" in capsys.readouterr().err
+    with pytest.raises(BenchmarkError, match="a request failed"):
+        rig.main("-w", "W4", "--rounds", "3")
     assert rig.up == []
     first = rig.seeds()
     rig.fail_at = None

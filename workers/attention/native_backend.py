@@ -16,8 +16,9 @@ from workers.rope import HeadNorms
 _PAGE = 16
 """Keys that lie side by side in the cache."""
 _MAX_HEAD_DIM = 256
+"""As in paged.h."""
 _MAX_GROUP = 48
-"""Query heads that may share a KV head: they are computed together."""
+"""Query heads that may share a KV head: they are computed together, as PIECE_ROWS rows in attention_plan.h at most."""
 _PIECE_WORDS, _MERGE_WORDS = 8, 4
 """int32 of `Piece` and `Merge` in attention_plan.h."""
 _BLOCK_WORK = 4 * 256

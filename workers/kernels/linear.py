@@ -25,30 +25,42 @@ def products_of_bfloat16() -> str:
     return "on matrix tiles" if library().function("has_tiles")() else "by vectors"
 
 
-class PackedLinear:
-    """y = x W^T + b. Holds the packed weights only."""
+class _Packed:
+    """Weights as the kernels read them, and the kernel that multiplies by them."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """weight [out, in] and bias [out], float32 or bfloat16 on the CPU. Raises ValueError for anything else."""
-        self.out_features, self.in_features = _check(weight)
-        if bias is not None and (bias.shape != (self.out_features,) or bias.dtype != weight.dtype):
-            raise ValueError(f"the bias of {self.out_features} outputs is {bias.dtype} {list(bias.shape)}")
-        self._dtype = weight.dtype
-        self._packed = _pack(weight)
+    def __init__(self, kernel: str, arguments: tuple[type, ...], *factors: torch.Tensor) -> None:
+        """factors: a weight, or gate and up, each [out, in]. Raises ValueError where they cannot be packed."""
+        self.out_features, self.in_features = _check(factors[0])
+        for other in factors[1:]:
+            if _check(other) != (self.out_features, self.in_features) or other.dtype != factors[0].dtype:
+                raise ValueError(f"gate is {_described(factors[0])}, and up {_described(other)}")
+        self._dtype = factors[0].dtype
+        self._packed = _pack(*factors)
         self._weights = self._packed.data_ptr()
-        # Bias that an owner changes later is not seen, as weights that he changes are not.
-        self._bias = None if bias is None else bias.clone(memory_format=torch.contiguous_format)
-        self._bias_address = None if self._bias is None else self._bias.data_ptr()
-        arguments = POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE
-        name = "linear" + SUFFIXES[weight.dtype] + SUFFIXES[self._packed.dtype]
+        name = kernel + SUFFIXES[self._dtype] + SUFFIXES[self._packed.dtype]
         self._multiply = library().function(name, *arguments)
         self._multiply_long = library().function(name, *arguments, releases_lock=True)
-        self._long_rows = _long_rows(weight.numel())
+        self._long_rows = _long_rows(sum(factor.numel() for factor in factors))
 
     @property
     def nbytes(self) -> int:
         """Of the packed weights, padding included."""
         return self._packed.nbytes
+
+
+class PackedLinear(_Packed):
+    """y = x W^T + b. Holds the packed weights and a copy of the bias only."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """weight [out, in] and bias [out], float32 or bfloat16 on the CPU. Raises ValueError for anything else."""
+        super().__init__("linear", (POINTER, SIZE, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE), weight)
+        if bias is not None and (
+            bias.shape != (self.out_features,) or bias.dtype != weight.dtype or bias.device != weight.device
+        ):
+            raise ValueError(f"the bias of {self.out_features} outputs is {_described(bias)}")
+        # Bias that an owner changes later is not seen, as weights that he changes are not.
+        self._bias = None if bias is None else bias.clone(memory_format=torch.contiguous_format)
+        self._bias_address = None if self._bias is None else self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] in the weights' dtype, whose rows may lie apart -> [rows, out]."""
@@ -63,27 +75,12 @@ class PackedLinear:
         return out
 
 
-class PackedGatedLinear:
+class PackedGatedLinear(_Packed):
     """silu(x G^T) * (x U^T), computed in float32 and rounded once. Holds the packed weights only."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor) -> None:
         """gate and up [out, in], float32 or bfloat16 on the CPU. Raises ValueError for anything else."""
-        self.out_features, self.in_features = _check(gate)
-        if _check(up) != (self.out_features, self.in_features) or up.dtype != gate.dtype:
-            raise ValueError(f"gate is {gate.dtype} {list(gate.shape)} and up {up.dtype} {list(up.shape)}")
-        self._dtype = gate.dtype
-        self._packed = _pack(gate, up)
-        self._weights = self._packed.data_ptr()
-        arguments = POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, SIZE
-        name = "gated_linear" + SUFFIXES[gate.dtype] + SUFFIXES[self._packed.dtype]
-        self._multiply = library().function(name, *arguments)
-        self._multiply_long = library().function(name, *arguments, releases_lock=True)
-        self._long_rows = _long_rows(gate.numel() + up.numel())
-
-    @property
-    def nbytes(self) -> int:
-        """Of the packed weights, padding included."""
-        return self._packed.nbytes
+        super().__init__("gated_linear", (POINTER, SIZE, POINTER, POINTER, SIZE, SIZE, SIZE), gate, up)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, in] in the weights' dtype, whose rows may lie apart -> [rows, out]."""
@@ -99,8 +96,12 @@ class PackedGatedLinear:
 def _check(weight: torch.Tensor) -> tuple[int, int]:
     """(out, in) of a weight that can be packed."""
     if weight.dim() != 2 or weight.dtype not in SUFFIXES or weight.device.type != "cpu" or not weight.numel():
-        raise ValueError(f"cannot pack a weight of {weight.dtype} {list(weight.shape)} on {weight.device}")
+        raise ValueError(f"cannot pack a weight of {_described(weight)}")
     return weight.shape[0], weight.shape[1]
+
+
+def _described(x: torch.Tensor) -> str:
+    return f"{x.dtype} {list(x.shape)} on {x.device}"
 
 
 def _long_rows(weights: int) -> int:

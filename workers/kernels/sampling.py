@@ -28,7 +28,7 @@ PARAMETERS = np.dtype(
 
 
 class SamplingKernels:
-    """For rows of whole logits that lie in memory one after another: logits [rows, vocab] with unit stride."""
+    """For logits [rows, vocab] over the whole vocabulary; of dtypes without kernels, and with gaps in a row, copies."""
 
     def __init__(self) -> None:
         """Raises BuildError and OSError when there is no library."""

@@ -7,17 +7,16 @@
 
 namespace {
 
-constexpr int64_t MAX_HEAD_DIM = 256;
-constexpr int64_t MAX_GROUPS = TILE_ROWS / GROUP_ROWS;
-// Below this many blocks of keys times rows, the work is done before another thread has woken.
+constexpr int64_t MAX_GROUPS = PIECE_ROWS / GROUP_ROWS;
+// Below this many blocks of keys times rows a thread, the work is done before another thread has woken.
 constexpr int64_t WORK_GRAIN = 8;
 
 // A thread's room to work in.
 struct alignas(64) Scratch {
-    uint32_t queries[TILE_ROWS * MAX_HEAD_DIM];
+    uint32_t queries[PIECE_ROWS * MAX_HEAD_DIM];
     float scores[GROUP_ROWS * SCORE_STRIDE];
-    float tile[MAX_GROUPS * (2 * LANES + GROUP_ROWS * MAX_HEAD_DIM)];
-    float block[2 * LANES + GROUP_ROWS * MAX_HEAD_DIM];
+    float states[MAX_GROUPS * (2 * LANES + GROUP_ROWS * MAX_HEAD_DIM)];
+    float block_state[2 * LANES + GROUP_ROWS * MAX_HEAD_DIM];
     uint32_t last_values[PAGE_KEYS * MAX_HEAD_DIM];
 };
 
@@ -33,7 +32,9 @@ __attribute__((noinline)) void add_state(State total, State more, int64_t rows, 
         float* out = total.out() + row * head_dim;
         const float* from = more.out() + row * head_dim;
         const float kept = keep[row], taken = take[row];
-        for (int64_t at = 0; at < head_dim; at += LANES) store(out + at, load(out + at) * kept + load(from + at) * taken);
+        for (int64_t at = 0; at < head_dim; at += LANES) {
+            store(out + at, load(out + at) * kept + load(from + at) * taken);
+        }
     }
 }
 
@@ -77,8 +78,8 @@ public:
         Group groups[MAX_GROUPS];
         prepare(piece, grouping, groups, scratch.queries);
         if (piece.merge < 0) {
-            attend(piece, next, grouping, groups, size, scratch.tile, scratch);
-            finish(piece, grouping, size, scratch.tile);
+            attend(piece, next, grouping, groups, size, scratch.states, scratch);
+            finish(piece, grouping, size, scratch.states);
             return;
         }
         Merge& merge = step_.merges[piece.merge];
@@ -96,7 +97,7 @@ public:
     }
 
 private:
-    // The queries of each group, and the keys its rows see. Row = token * heads of the group + head.
+    // The queries of each group, and the keys its rows see. Row = token * query heads of the KV head + head.
     void prepare(const Piece& piece, const Grouping& grouping, Group* groups, uint32_t* room) const {
         const int64_t heads = step_.group_heads(), words = step_.head_dim / PER_WORD<T>;
         const int64_t begin = position(piece);
@@ -139,7 +140,7 @@ private:
                 const int64_t from = std::max(group.lowest / PAGE_KEYS, range.first);
                 const int64_t end = std::min((group.highest + PAGE_KEYS - 1) / PAGE_KEYS, range.end);
                 if (from >= end) continue;
-                const State state{begun[g] ? scratch.block : states + g * size};
+                const State state{begun[g] ? scratch.block_state : states + g * size};
                 const T* const* keys = pages.keys + (from - range.first);
                 const T* const* values = pages.values + (from - range.first);
                 // The first group reads what the others find in the cache.

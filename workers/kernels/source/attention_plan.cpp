@@ -11,13 +11,13 @@ public:
 
     void add(int64_t request) {
         const int64_t start = step_.query_start[request], tokens = step_.query_start[request + 1] - start;
-        const int64_t tile = std::max<int64_t>(1, TILE_ROWS / step_.group_heads());
-        if (tokens <= tile) {
+        const int64_t most = std::max<int64_t>(1, PIECE_ROWS / step_.group_heads());
+        if (tokens <= most) {
             add_split(request, start, tokens);
             return;
         }
-        for (int64_t token = 0; token < tokens; token += tile) {
-            const int64_t count = std::min(tile, tokens - token);
+        for (int64_t token = 0; token < tokens; token += most) {
+            const int64_t count = std::min(most, tokens - token);
             const int64_t end = step_.seq_lens[request] - tokens + token + count;
             const int64_t first = first_block(end, count), last = last_block(end);
             for (int64_t head = 0; head < step_.kv_heads; head++) {

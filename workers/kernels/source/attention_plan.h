@@ -4,7 +4,7 @@
 #include "attention_rows.h"
 
 // Query rows of a long chunk that are computed together: their keys are read once. A query token's heads stay together.
-constexpr int64_t TILE_ROWS = 48;
+constexpr int64_t PIECE_ROWS = 48;
 
 // Some query tokens of a request, for the query heads that share one KV head, over some blocks of its keys.
 struct Piece {
@@ -39,7 +39,7 @@ struct Step {
     int64_t num_merges;
     float* partials;
     int64_t num_partials;  // floats
-    int64_t work;          // keys read, times rows
+    int64_t work;          // blocks of keys, times the rows that meet them
 
     int64_t group_heads() const { return query_heads / kv_heads; }
 };

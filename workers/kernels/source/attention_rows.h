@@ -44,8 +44,8 @@ struct Pages {
 
 inline void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// Vectors of scores or of values that so many rows meet at once: each needs a register, and one for each row's sum; one
-// is for what the rows bring.
+// Vectors of scores or of values that so many rows meet at once: each needs a register, and one for each row's sum;
+// one is for what the rows bring.
 constexpr int vectors_at_once(int rows) {
     const int fit = (REGISTERS - 1) / (rows + 1);
     return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
@@ -82,8 +82,8 @@ inline void score_vectors(const uint32_t* queries, int64_t words, const T* const
     for (int r = 0; r < R; r++) store_vectors(scores + r * SCORE_STRIDE + part * VECTOR, acc[r]);
 }
 
-// out [R][head_dim] from dimension `at` on, V vectors of them: the values of `count` pages by the rows' weights. Fetches
-// as much of the pages `ahead` meanwhile.
+// out [R][head_dim] from dimension `at` on, V vectors of them: the values of `count` pages by the rows' weights.
+// Fetches as much of the pages `ahead` meanwhile.
 template <class T, int R, int V>
 inline void weigh_values(const float* weights, const T* const* pages, const T* const* ahead, int64_t count,
                          int64_t head_dim, int64_t at, float* out) {
@@ -174,18 +174,18 @@ inline void weigh(const Group& group, float* scores, int64_t count, int64_t firs
     }
 }
 
-// Scores of R rows of queries with the keys of `count` pages.
+// Scores of R rows of queries with the keys of `count` pages. Fetches as many pages `ahead` meanwhile.
 template <class T, int R>
-void score_rows(const uint32_t* queries, int64_t words, const T* const* keys, const T* const* values, int64_t count,
+void score_rows(const uint32_t* queries, int64_t words, const T* const* keys, const T* const* ahead, int64_t count,
                 float* scores) {
     constexpr int V = vectors_at_once(R), PARTS = LANES / VECTOR;
     for (int64_t part = 0; part < count * PARTS; part += V) {
         const int64_t page = part / PARTS;
-        score_vectors<T, R, V>(queries, words, keys + page, values + page, part % PARTS, scores + page * LANES);
+        score_vectors<T, R, V>(queries, words, keys + page, ahead + page, part % PARTS, scores + page * LANES);
     }
 }
 
-// The values of `count` pages by R rows' weights -> out [R][head_dim].
+// The values of `count` pages by R rows' weights -> out [R][head_dim]. Fetches as many pages `ahead` meanwhile.
 template <class T, int R>
 void weigh_rows(const float* weights, const T* const* values, const T* const* ahead, int64_t count, int64_t head_dim,
                 float* out) {
@@ -222,7 +222,8 @@ void attend_by_vectors(const Group& group, const T* const* keys, const T* const*
     weigh<T>(group, scores, count, first_key, scale, state);
     for (int64_t part = 0; part < parts; part++) {
         const int64_t row = group.rows * part / parts, rows = group.rows * (part + 1) / parts - row;
-        WEIGH_ROWS<T>[rows - 1](scores + row * SCORE_STRIDE, values, part == 0 && ahead != nullptr ? ahead : values, count, head_dim,
+        WEIGH_ROWS<T>[rows - 1](scores + row * SCORE_STRIDE, values,
+                                part == 0 && ahead != nullptr ? ahead : values, count, head_dim,
                                 state.out() + row * head_dim);
     }
 }

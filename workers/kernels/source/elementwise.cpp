@@ -33,7 +33,8 @@ void add_rms_norm(T* residual, const T* delta, const T* weight, T* out, int64_t 
             });
             const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
             over_row(size, [&](int64_t at, int64_t count) {
-                store_some(out + row * size + at, load_some(r + at, count) * scale * load_some(weight + at, count), count);
+                const f32x16 normed = load_some(r + at, count) * scale;
+                store_some(out + row * size + at, normed * load_some(weight + at, count), count);
             });
         }
     });

@@ -6,7 +6,6 @@
 
 namespace {
 
-constexpr int64_t MAX_HEAD_DIM = 256;
 constexpr int64_t TOKENS_GRAIN = 8;
 
 // One token's rotation: cosines, and sines whose first half is negated.

@@ -1,7 +1,7 @@
 // y = x W^T, summed in float32: one kernel for any number of rows.
 //
 // The weights are packed once, as they are read: panels of up to four blocks, a block being sixteen outputs; in a
-// panel, for every pair of inputs, that pair of each of its outputs. So a panel is one stream through memory.
+// panel, for every pair of inputs, its weights for each of the outputs. So a panel is one stream through memory.
 // What is multiplied is float32 or bfloat16; weights of float32 that are bfloat16 without loss may be packed as that,
 // which halves what a step of few rows waits for.
 //
@@ -20,7 +20,8 @@ namespace {
 // Pairs of inputs that packed weights have room for, with zeros behind the last: tiles read so many at once.
 inline int64_t packed_pairs(int64_t in) { return ceil_div(in, TILE_INPUTS) * TILE_PAIRS; }
 
-// Where the weight of one output and one input lies, behind the first weight of that block and pair.
+// Where the weight of one output and one of the two inputs lies, behind the first weight of that block and pair: the
+// two of an output side by side, or, of floats, vectors of outputs for the one input and the other in turn.
 template <class W>
 inline int64_t place_in_pair(int64_t lane, int64_t input) {
     if constexpr (sizeof(W) == 2) return lane * PAIR + input;  // a word holds both
@@ -78,7 +79,8 @@ void multiply_bf16(const bf16* x, int64_t x_stride, const bf16* packed, const bf
     thread_local std::vector<float> wide;
     wide.resize(rows * in);
     for (int64_t row = 0; row < rows; row++) {
-        std::transform(x + row * x_stride, x + row * x_stride + in, wide.data() + row * in, [](bf16 v) { return to_float(v); });
+        std::transform(x + row * x_stride, x + row * x_stride + in, wide.data() + row * in,
+                       [](bf16 v) { return to_float(v); });
     }
     multiply<GATED>(static_cast<const float*>(wide.data()), in, packed, bias, out, rows, in, out_size);
 #endif

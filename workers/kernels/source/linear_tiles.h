@@ -6,7 +6,7 @@
 
 #if defined(__AMX_BF16__)
 
-// What up to 32 rows meet: blocks of sixteen outputs, `step` bytes between 16 pairs of inputs and the next sixteen.
+// Up to 32 rows, and the blocks of sixteen outputs that they meet, 32 inputs at a time.
 struct TileProduct {
     const bf16 *upper, *lower;  // rows of x
     int64_t x_bytes;            // between two rows
@@ -25,8 +25,8 @@ constexpr int64_t TILE_BYTES = TILE_HEIGHT * 64;
 //   2, 3    of the lower rows; or of the upper with two more      5   lower rows, or a block
 inline TileShapes product_shapes(int64_t upper, int64_t lower) {
     const auto high = static_cast<uint8_t>(upper), low = static_cast<uint8_t>(lower == 0 ? upper : lower);
-    const auto fifth = static_cast<uint8_t>(lower == 0 ? TILE_PAIRS : lower);
-    return {{high, high, low, low, high, fifth, TILE_PAIRS, TILE_PAIRS}, {64, 64, 64, 64, 64, 64, 64, 64}};
+    const auto tile_5 = static_cast<uint8_t>(lower == 0 ? TILE_PAIRS : lower);
+    return {{high, high, low, low, high, tile_5, TILE_PAIRS, TILE_PAIRS}, {64, 64, 64, 64, 64, 64, 64, 64}};
 }
 
 // Sums of ROWS tiles of rows by BLOCKS blocks -> [ROWS * BLOCKS][16][16].
@@ -34,7 +34,8 @@ template <int ROWS, int BLOCKS>
 inline void multiply_tiles(const TileProduct& product, float* sums) {
     static_assert((ROWS == 1 && (BLOCKS == 1 || BLOCKS == 2 || BLOCKS == 4)) || (ROWS == 2 && BLOCKS <= 2));
     const char* weights = reinterpret_cast<const char*>(product.weights);
-    const char *upper = reinterpret_cast<const char*>(product.upper), *lower = reinterpret_cast<const char*>(product.lower);
+    const char* upper = reinterpret_cast<const char*>(product.upper);
+    const char* lower = reinterpret_cast<const char*>(product.lower);
     const char* ahead = product.ahead;
     const int64_t pair_bytes = product.pair_bytes;
     int64_t x_bytes = product.x_bytes;

@@ -3,7 +3,7 @@
 
 #include "linear_part.h"
 
-constexpr int TILE_ROWS = 6;
+constexpr int VECTOR_ROWS = 6;  // that meet the weights at once
 constexpr int64_t UNROLL = 4;  // pairs between prefetches
 
 // Blocks that so many rows meet at once: each has a sum for every row, and eight registers are left for factors.
@@ -136,7 +136,7 @@ MultiplyVectors<X, W> of_blocks(int64_t blocks) {
 
 template <class X, class W>
 MultiplyVectors<X, W> of_size(int64_t rows, int64_t blocks) {
-    static_assert(TILE_ROWS == 6);
+    static_assert(VECTOR_ROWS == 6);
     switch (rows) {
         case 1: return of_blocks<X, W, 1>(blocks);
         case 2: return of_blocks<X, W, 2>(blocks);
@@ -151,16 +151,16 @@ MultiplyVectors<X, W> of_size(int64_t rows, int64_t blocks) {
 // and for the others from the second-level cache, while what comes next is fetched.
 template <bool GATED, class X, class W, class Y>
 void multiply_by_vectors(const Part<X, W, Y>& part) {
-    const int64_t tiles = ceil_div(part.rows, TILE_ROWS);
-    for (int64_t tile = 0, row = 0, height; tile < tiles; tile++, row += height) {
-        height = part.rows * (tile + 1) / tiles - row;
-        alignas(64) float sums[TILE_ROWS * PANEL * LANES];
-        const int64_t most = blocks_at_once(static_cast<int>(height)), calls = tiles * ceil_div(part.width, most);
+    const int64_t turns = ceil_div(part.rows, VECTOR_ROWS);
+    for (int64_t turn = 0, row = 0, height; turn < turns; turn++, row += height) {
+        height = part.rows * (turn + 1) / turns - row;
+        alignas(64) float sums[VECTOR_ROWS * PANEL * LANES];
+        const int64_t most = blocks_at_once(static_cast<int>(height)), calls = turns * ceil_div(part.width, most);
         VectorProduct<X, W> product;
         product.x = part.x + row * part.x_stride, product.x_stride = part.x_stride;
         product.in = part.in, product.step = part.step;
         product.lines = ceil_div(PANEL * UNROLL * BLOCK * static_cast<int64_t>(sizeof(W)) / LINE, calls);
-        int64_t call = tile * ceil_div(part.width, most);
+        int64_t call = turn * ceil_div(part.width, most);
         for (int64_t block = 0, count; block < part.width; block += count, call++) {
             count = std::min(most, part.width - block);
             product.weights = part.weights + block * BLOCK;

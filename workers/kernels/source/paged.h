@@ -10,6 +10,7 @@
 #include "simd.h"
 
 constexpr int64_t PAGE_KEYS = 16;
+constexpr int64_t MAX_HEAD_DIM = 256;  // that kernels have room for
 
 // Values of type T in a word.
 template <class T>

@@ -107,7 +107,8 @@ class Row {
         return total;
     }
 
-    // The best `count` tokens, 1 <= count <= size, in no order but that the last of them comes last. Until the next call.
+    // The best `count` tokens, 1 <= count <= size, in no order but that the last of them comes last. Until the next
+    // call.
     std::vector<Place>& top(int64_t count) {
         // Of the largest values of more than `count` groups of tokens, those that are among the best `count` belong to
         // as many tokens. With twice the groups hardly more tokens are as large.

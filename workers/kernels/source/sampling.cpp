@@ -12,7 +12,7 @@ constexpr int64_t ROWS_GRAIN = 2;  // a row takes 5 to 100 microseconds
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 constexpr double LARGEST_NOISE = 36.75;
 
-// As PARAMETERS in workers/sampling_table.py.
+// As PARAMETERS in workers/kernels/sampling.py.
 struct Parameters {
     double top_p, min_p;
     uint64_t seed;

@@ -4,10 +4,12 @@ from collections import Counter
 
 import psutil
 
+from benchmarks.service_processes import ENGINE, FRONTEND, WORKER
+
 PARTS = {
-    "ray::ServeReplica:chunkserve:frontend": "front end",
-    "ray::ServeReplica:chunkserve:engine": "engine",
-    "ray::WorkerActor": "ranks",
+    FRONTEND: "front end",
+    ENGINE: "engine",
+    WORKER: "ranks",
     "haproxy": "HAProxy",
 }
 """By what the first word of the command line holds; all other processes of the service are Ray's."""
