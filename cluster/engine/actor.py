@@ -11,7 +11,7 @@ import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from typing import TypeVar
 
 from cluster.awake import awake_timeout
@@ -112,6 +112,14 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Raises EngineError when the engine does not live; Serve then replaces the replica."""
         await self._ask(self._engine.check_health)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve asks for autoscaling, by the names of ReplicaLoad; nothing when the engine does not serve."""
+        try:
+            return asdict(await self._ask(self._engine.load))
+        except EngineError as error:
+            logger.warning("no load is told: %s", error)
+            return {}
 
     async def process_ids(self) -> list[int]:
         """Of the engine itself, then of its ranks in order."""

@@ -7,13 +7,13 @@ from typing import Any
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from cluster.autoscaling.serve_policy import autoscaling_config
 from cluster.engine.actor import EngineReplica
 from cluster.engine.settings import EngineSettings
 from cluster.frontend.deployment import Frontend
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.placement import FRONTEND_CPUS
-from cluster.settings.tree import Settings
-from cluster.settings.values import ReplicaRange
+from cluster.settings.tree import Settings, autoscaling_options
 
 FRONTEND = "frontend"
 ENGINE = "engine"
@@ -43,7 +43,7 @@ def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSett
         placement_group_strategy=engine.strategy,
         graceful_shutdown_timeout_s=HAND_OVER_SECONDS,
         **_common(),
-        **_replicas(settings.parallel.num_replicas, engine.worker.max_num_seqs),
+        **_num_replicas(settings),
     ).bind(engine)
     return _versioned(
         Frontend,
@@ -75,13 +75,8 @@ def _common() -> dict[str, Any]:
     }
 
 
-def _replicas(replicas: ReplicaRange, target: int) -> dict[str, Any]:
-    if replicas.low == replicas.high:
-        return {"num_replicas": replicas.low}
-    return {
-        "autoscaling_config": {
-            "min_replicas": replicas.low,
-            "max_replicas": replicas.high,
-            "target_ongoing_requests": target,
-        }
-    }
+def _num_replicas(settings: Settings) -> dict[str, Any]:
+    options = autoscaling_options(settings)
+    if options is None:
+        return {"num_replicas": settings.parallel.num_replicas}
+    return {"autoscaling_config": autoscaling_config(options)}

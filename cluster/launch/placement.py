@@ -54,7 +54,7 @@ def cpus_needed(settings: Settings, engine: EngineSettings) -> int:
     they are a promise between Ray and the application, and Ray starts as many worker processes ahead.
     """
     one_engine = sum(bundle["CPU"] for bundle in engine.placement_bundles())
-    return round(settings.server.num_frontends * FRONTEND_CPUS + settings.parallel.num_replicas.high * one_engine)
+    return round(settings.server.num_frontends * FRONTEND_CPUS + settings.max_replicas * one_engine)
 
 
 def demand_of(settings: Settings, engine: EngineSettings) -> Demand:

@@ -7,17 +7,16 @@ start-up measures. `cluster.settings.source` reads the tree from a file and the 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from cluster.autoscaling.policy import AutoscalingOptions
 from cluster.engine.settings import EngineSettings, Placement, SchedulerOptions
 from cluster.errors import ConfigError
 from cluster.frontend.settings import FrontendSettings
 from cluster.settings.values import (
     Parser,
-    ReplicaRange,
     boolean,
     choice,
     integer,
     number,
-    replicas,
     text,
     unset_or,
 )
@@ -76,7 +75,23 @@ class ServerSettings:
 class ParallelSettings:
     tensor_parallel_size: int = _setting(1, integer(1, 1024))
     placement: Placement = _setting("pack", choice("pack", "spread"))
-    num_replicas: ReplicaRange = _setting(ReplicaRange(1, 1), replicas)
+    num_replicas: int = _setting(1, integer(1, 1024))
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalingSettings:
+    """Engines by load, in place of a fixed `parallel.num_replicas`."""
+
+    min_replicas: int = _setting(1, integer(0, 1024))
+    """0: the last engine goes when nothing is open, and the next request starts one."""
+    max_replicas: int = _setting(0, integer(0, 1024))
+    """0: off."""
+    target_queue_seconds: float = _setting(2.0, number(0, above=True))
+    target_kv_usage: float = _setting(0.8, number(0, 1, above=True))
+    up_seconds: float = _setting(10.0, number(0, 86400))
+    down_seconds: float = _setting(300.0, number(0, 86400))
+    wake_seconds: float = _setting(300.0, number(0, 86400, above=True))
+    """With no engine left: how long a request waits for one to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +133,15 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    autoscaling: AutoscalingSettings = field(default_factory=AutoscalingSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
+
+    @property
+    def max_replicas(self) -> int:
+        """Most engines that there may be."""
+        return self.autoscaling.max_replicas or self.parallel.num_replicas
 
     @property
     def served_name(self) -> str:
@@ -136,6 +157,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelSettings,
     "server": ServerSettings,
     "parallel": ParallelSettings,
+    "autoscaling": AutoscalingSettings,
     "scheduler": SchedulerSettings,
     "cache": CacheSettings,
     "attention": AttentionSettings,
@@ -173,6 +195,7 @@ def check(settings: Settings) -> None:
     for name in _NOT_SUPPORTED_YET:
         if value_of(settings, name) is not None:
             raise ConfigError(f"{name} is not supported yet; leave it unset")
+    _check_replicas(settings)
     max_len = settings.model.max_len
     # Where the limit on lengths is the model's, what depends on it is checked again when the engine knows it.
     engine = engine_settings(settings, settings.model.path, Device())
@@ -190,6 +213,32 @@ def check(settings: Settings) -> None:
             f" ({cache.num_blocks} * {cache.block_size} = {cache.num_blocks * cache.block_size}):"
             " one sequence of that length must fit the KV cache"
         )
+
+
+def _check_replicas(settings: Settings) -> None:
+    low, high, fixed = settings.autoscaling.min_replicas, settings.autoscaling.max_replicas, settings.parallel.num_replicas
+    if high and low > high:
+        raise ConfigError(f"autoscaling.min_replicas ({low}) is above autoscaling.max_replicas ({high})")
+    if high and fixed != 1:
+        raise ConfigError(
+            f"parallel.num_replicas ({fixed}) is a fixed number of engines and autoscaling.max_replicas ({high}) asks"
+            " for a varying one; leave one of them unset"
+        )
+
+
+def autoscaling_options(settings: Settings) -> AutoscalingOptions | None:
+    """The policy's share of the tree; None when the number of engines is fixed."""
+    scaling = settings.autoscaling
+    if not scaling.max_replicas:
+        return None
+    return AutoscalingOptions(
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        target_queue_seconds=scaling.target_queue_seconds,
+        target_kv_usage=scaling.target_kv_usage,
+        up_seconds=scaling.up_seconds,
+        down_seconds=scaling.down_seconds,
+    )
 
 
 def engine_settings(settings: Settings, model_path: str, device: Device) -> EngineSettings:
@@ -232,13 +281,14 @@ def engine_settings(settings: Settings, model_path: str, device: Device) -> Engi
 
 def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
     """The front ends' share of the tree. `model_path` is the local directory with the tokenizer."""
-    server = settings.server
+    server, scaling = settings.server, settings.autoscaling
     return FrontendSettings(
         model_path=model_path,
         model_name=settings.served_name,
         app_name=APP_NAME,
         api_key=server.api_key,
         max_body_mb=server.max_body_mb,
+        wake_seconds=scaling.wake_seconds if scaling.max_replicas and not scaling.min_replicas else None,
     )
 
 
