@@ -64,9 +64,7 @@ def replicas_wanted(
     return max(options.min_replicas, min(wanted, options.max_replicas))
 
 
-def decide(
-    wanted: int, current: int, now: float, history: History, options: AutoscalingOptions
-) -> tuple[int, History]:
+def decide(wanted: int, current: int, now: float, history: History, options: AutoscalingOptions) -> tuple[int, History]:
     """The number to go to, and what to remember. `now` in seconds, by a clock that is the same at each call.
 
     Whatever made `current` other than it was decided (the first deployment, a wake-up from zero, an operator) counts
