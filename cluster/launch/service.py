@@ -127,7 +127,7 @@ class Service:
         return "200" if response.status_code == 200 else f"{response.status_code} {response.text[:200]}"
 
     def show_phases(self) -> None:
-        """Say each phase once when it begins and once, with its time, when it has ended; of engines that come later too."""
+        """Say each phase that is new: once when it begins, and once with its time when it has ended."""
         try:
             statuses = ray.get(self._metrics.status.remote(), timeout=_ASK_SECONDS)
         except RayError:
