@@ -17,13 +17,21 @@ from cluster.launch.local_ray import free_ports, serve_environment
 START_SECONDS = 60.0
 END_SECONDS = 20.0
 _HEAD = "ray.head.default"
-_NOT_FOR_THIS_PROVIDER = {
-    **dict.fromkeys(("auth", "docker", "file_mounts"), {}),
-    **dict.fromkeys(("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"), []),
-    **dict.fromkeys(("head_start_ray_commands", "worker_start_ray_commands"), []),
-    **dict.fromkeys(("cluster_synced_files", "rsync_exclude", "rsync_filter"), []),
-    "file_mounts_sync_continuously": False,
-}
+_NOT_FOR_THIS_PROVIDER = yaml.safe_load("""
+auth: {}
+docker: {}
+initialization_commands: []
+setup_commands: []
+head_setup_commands: []
+worker_setup_commands: []
+head_start_ray_commands: []
+worker_start_ray_commands: []
+file_mounts: {}
+cluster_synced_files: []
+file_mounts_sync_continuously: false
+rsync_exclude: []
+rsync_filter: []
+""")
 """What the autoscaler's configuration must have all the same."""
 
 

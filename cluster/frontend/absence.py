@@ -1,7 +1,10 @@
 """Whether there is no engine because none is needed: by Serve's own word, asked only while none answers."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
+
+logger = logging.getLogger(__name__)
 
 SCALED_TO_ZERO = "scaled to zero"
 WAKING = "waking an engine"
@@ -27,9 +30,14 @@ class Absence:
         reading = self._reading
         await asyncio.wait((reading,), timeout=self._seconds)
         if not reading.done():
+            logger.warning("Serve did not tell its state within %g s", self._seconds)
             return None
         self._reading = None
-        return None if reading.cancelled() or reading.exception() is not None else phase_of(*reading.result())
+        try:
+            return phase_of(*reading.result())
+        except Exception as error:  # of whatever kind Ray has for it
+            logger.warning("Serve did not tell its state: %r", error)
+            return None
 
 
 def phase_of(status: str, replica_states: Mapping[str, int]) -> str | None:

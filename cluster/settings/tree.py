@@ -216,11 +216,8 @@ def check(settings: Settings) -> None:
 
 
 def _check_replicas(settings: Settings) -> None:
-    low, high, fixed = (
-        settings.autoscaling.min_replicas,
-        settings.autoscaling.max_replicas,
-        settings.parallel.num_replicas,
-    )
+    scaling, fixed = settings.autoscaling, settings.parallel.num_replicas
+    low, high = scaling.min_replicas, scaling.max_replicas
     if high and low > high:
         raise ConfigError(f"autoscaling.min_replicas ({low}) is above autoscaling.max_replicas ({high})")
     if high and fixed != 1:
