@@ -17,22 +17,8 @@ from cluster.launch.local_ray import free_ports, serve_environment
 START_SECONDS = 60.0
 END_SECONDS = 20.0
 _HEAD = "ray.head.default"
-_NOT_FOR_THIS_PROVIDER = yaml.safe_load("""
-auth: {}
-docker: {}
-initialization_commands: []
-setup_commands: []
-head_setup_commands: []
-worker_setup_commands: []
-head_start_ray_commands: []
-worker_start_ray_commands: []
-file_mounts: {}
-cluster_synced_files: []
-file_mounts_sync_continuously: false
-rsync_exclude: []
-rsync_filter: []
-""")
-"""What the autoscaler's configuration must have all the same."""
+_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+"""Named as an external one: the defaults of the built-in name are not in Ray's wheel."""
 
 
 @contextmanager
@@ -52,10 +38,12 @@ def autoscaled_nodes(head_cpus: int, node_cpus: int, max_nodes: int) -> Iterator
         "cluster_name": "autoscaled",
         "max_workers": max_nodes,
         "provider": {
-            "type": "fake_multinode",
+            "type": "external",
+            "module": _PROVIDER,
             "head_node_id": FAKE_HEAD_NODE_ID,
             "gcs_address": address,
             "launch_multiple": True,
+            "disable_node_updaters": True,  # nothing has to be installed on them
         },
         "head_node_type": _HEAD,
         "available_node_types": {
@@ -69,7 +57,6 @@ def autoscaled_nodes(head_cpus: int, node_cpus: int, max_nodes: int) -> Iterator
         },
         "idle_timeout_minutes": 0.1,
         "upscaling_speed": 1.0,
-        **_NOT_FOR_THIS_PROVIDER,
     }
     written = directory / "autoscaler.yaml"
     written.write_text(yaml.safe_dump(config))
