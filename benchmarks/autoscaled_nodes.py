@@ -57,6 +57,10 @@ def autoscaled_nodes(head_cpus: int, node_cpus: int, max_nodes: int) -> Iterator
         },
         "idle_timeout_minutes": 0.1,
         "upscaling_speed": 1.0,
+        # Nothing is done on a node, but all of this must be said.
+        **{f"{of}setup_commands": [] for of in ("", "head_", "worker_")},
+        **{f"{of}_start_ray_commands": [] for of in ("head", "worker")},
+        "cluster_synced_files": [],
     }
     written = directory / "autoscaler.yaml"
     written.write_text(yaml.safe_dump(config))

@@ -56,8 +56,8 @@ def replicas_wanted(
 ) -> int:
     """What this moment calls for, within the bounds.
 
-    `num_silent` replicas run and have not told their load: each may have work for itself, which is no reason for more
-    than the `current` number. `is_busy`: some request is open or waits, so that one replica at least is needed.
+    `num_silent` replicas have not told their load: each may have work for itself, which is no reason for more than the
+    `current` number. `is_busy`: some request is open or waits, so that one replica at least is needed.
     """
     needed = math.ceil(load_in_replicas(loads, options) - _ROUNDING)
     wanted = max(needed, min(current, needed + num_silent), int(is_busy))

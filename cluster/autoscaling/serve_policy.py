@@ -30,15 +30,12 @@ class ServePolicy:
         """`context`: an AutoscalingContext. The number of replicas, and the state for the next call."""
         told = context.aggregated_metrics or {}
         loads = [load for each in context.running_replicas if (load := load_of(each, told)) is not None]
-        wanted = replicas_wanted(
-            loads,
-            len(context.running_replicas) - len(loads),
-            context.total_num_requests > 0,
-            context.target_num_replicas,
-            self._options,
-        )
+        current = context.target_num_replicas
+        # Where none runs yet, the first one may load for as long as it takes, whoever asked for it.
+        num_silent = max(len(context.running_replicas), min(current, 1)) - len(loads)
+        wanted = replicas_wanted(loads, num_silent, context.total_num_requests > 0, current, self._options)
         history = context.policy_state.get(_HISTORY, History())
-        decided, history = decide(wanted, context.target_num_replicas, context.current_time, history, self._options)
+        decided, history = decide(wanted, current, context.current_time, history, self._options)
         return decided, {_HISTORY: history}
 
 

@@ -84,6 +84,17 @@ def test_a_replica_that_has_not_told_its_load_stays(policy: Any) -> None:
     assert policy(context(100.0, 2, None, state))[0] == 2
 
 
+def test_the_first_one_may_load_for_as_long_as_it_takes(policy: Any) -> None:
+    state: dict[str, Any] = {}
+    for now in (0.0, 1000.0):
+        decided, state = policy(context(now, 0, None, state, target_num_replicas=1))
+        assert decided == 1
+    idle = table({NAMES[0]: ReplicaLoad(0.0, 0.0, 0.0)})
+    _, state = policy(context(1001.0, 1, idle, state))
+    assert policy(context(1060.0, 1, idle, state))[0] == 1
+    assert policy(context(1061.0, 1, idle, state))[0] == 0
+
+
 def test_half_of_a_report_is_none() -> None:
     told = table({NAMES[0]: ReplicaLoad(1.0, 0.5, 0.25)})
     assert load_of(NAMES[0], told) == ReplicaLoad(1.0, 0.5, 0.25)
