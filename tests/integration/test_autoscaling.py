@@ -46,12 +46,15 @@ async def test_engines_go_when_nothing_is_open_and_come_with_requests(service: S
             answer = http.get("/health")
             return str(answer.json()["status"]) if answer.status_code == 200 else answer.text
 
+        def is_live() -> bool:
+            return http.get("/health/live").status_code == 200
+
         def num_engines() -> int:
             return len(re.findall(r"^chunkserve:engine_up\{[^}]*\} 1\.0$", http.get("/metrics").text, re.MULTILINE))
 
         assert health() == "ready"
         await asyncio.to_thread(wait_for, "none", lambda: health() == "scaled to zero")
-        assert http.get("/health/live").status_code == 200
+        assert is_live()
         # Eight streams of up to 141 blocks each: more than the 240 that an engine of 300 should hold.
         load = Load(service.base_url, "tiny", num_streams=8, max_tokens=2000, vocab=VOCAB)
         async with new_session() as session:
