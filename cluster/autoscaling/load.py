@@ -8,7 +8,9 @@ class ReplicaLoad:
     """One engine, as of now or as a mean over a few seconds. All values are 0 for one that has nothing to do."""
 
     queue_seconds: float
-    """Seconds of computing until all prompts that it holds are computed."""
+    """What a request that comes now would wait for its first token: until the prompts before it are computed, or until
+    a seat is free where that takes longer. A recovery counts for nothing: it ends by itself.
+    """
     prefill_share: float
     """Share of the time that it spends in steps with prompts in them, 0 to 1."""
     kv_usage: float

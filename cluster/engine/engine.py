@@ -394,7 +394,7 @@ class Engine:
         scheduler = self._live_scheduler()
         stats = scheduler.stats()
         return ReplicaLoad(
-            queue_seconds=self._step_times.first_token_seconds(scheduler.num_queued_tokens()),
+            queue_seconds=self._step_times.first_token_seconds(scheduler.queue_state(), recovery_seconds=0.0),
             prefill_share=self._step_times.prefill_share(time.monotonic()),
             kv_usage=stats.num_used_blocks / stats.num_blocks,
         )

@@ -139,9 +139,14 @@ class Settings:
     attention: AttentionSettings = field(default_factory=AttentionSettings)
 
     @property
-    def max_replicas(self) -> int:
+    def most_replicas(self) -> int:
         """Most engines that there may be."""
         return self.autoscaling.max_replicas or self.parallel.num_replicas
+
+    @property
+    def least_replicas(self) -> int:
+        """Engines that a start needs: one also where it may go later."""
+        return max(1, self.autoscaling.min_replicas) if self.autoscaling.max_replicas else self.parallel.num_replicas
 
     @property
     def served_name(self) -> str:
