@@ -118,7 +118,7 @@ class Frontend:
 
     def _read_engine_status(self) -> tuple[str, Mapping[str, int]]:
         status = serve.status().applications[self._engine.app_name].deployments[self._engine.deployment_name]
-        return status.status.value, {state.value: count for state, count in status.replica_states.items()}
+        return status.status.value, status.replica_states
 
     def _client_deadlines(self) -> ClientDeadlines:
         usual, wake_seconds = ClientDeadlines(), self._settings.wake_seconds

@@ -59,6 +59,7 @@ async def test_engines_go_when_nothing_is_open_and_come_with_requests(service: S
         load = Load(service.base_url, "tiny", num_streams=8, max_tokens=2000, vocab=VOCAB)
         async with new_session() as session:
             running = asyncio.ensure_future(load.run(session))
+            await asyncio.to_thread(wait_for, "waking", lambda: health() == "waking an engine")
             await asyncio.to_thread(wait_for, "one", lambda: num_engines() == 1)
             await asyncio.to_thread(wait_for, "two", lambda: num_engines() == 2)
             streams = await running
