@@ -71,7 +71,10 @@ class Bench:
         """Say when the number of engines or nodes has changed."""
         before: tuple[int, int] | None = None
         while True:
-            self.num_engines = await self._count_engines()
+            try:
+                self.num_engines = await self._count_engines()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.say(f"the service does not tell its metrics: {error!r}")
             now = self.num_engines, await asyncio.to_thread(self._num_nodes)
             if now != before:
                 self.say(f"{now[0]} engines serve, {now[1]} nodes beside the head, {self._num_open} streams open")
