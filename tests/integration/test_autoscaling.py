@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
+import aiohttp
 import httpx
 import pytest
 from api_fakes import VOCAB
@@ -12,7 +13,7 @@ from served_model import write_served_model
 from service_process import ServiceProcess
 
 from benchmarks.loadgen import new_session
-from benchmarks.stream_load import Load
+from benchmarks.stream_load import Load, Stream
 
 WAIT_SECONDS = 60.0
 
@@ -57,14 +58,21 @@ async def test_engines_go_when_nothing_is_open_and_come_with_requests(service: S
         assert is_live()
         # Eight streams of up to 141 blocks each: more than the 240 that an engine of 300 should hold.
         load = Load(service.base_url, "tiny", num_streams=8, max_tokens=2000, vocab=VOCAB)
+        streams: list[Stream] = []
+        enough = asyncio.Event()
+
+        async def keep_busy(session: aiohttp.ClientSession) -> None:
+            while not enough.is_set():
+                streams.extend(await load.run(session))
+
         async with new_session() as session:
-            running = asyncio.ensure_future(load.run(session))
+            busy = asyncio.ensure_future(keep_busy(session))
             await asyncio.to_thread(wait_for, "waking", lambda: health() == "waking an engine")
             await asyncio.to_thread(wait_for, "one", lambda: num_engines() == 1)
             await asyncio.to_thread(wait_for, "two", lambda: num_engines() == 2)
-            streams = await running
-        assert [stream.error for stream in streams] == [None] * 8
-        assert [stream.num_tokens for stream in streams] == [2000] * 8
+            enough.set()
+            await busy
+        assert {(stream.error, stream.num_tokens) for stream in streams} == {(None, 2000)}
         service.wait_line("engine 1: load took")
         await asyncio.to_thread(wait_for, "none again", lambda: health() == "scaled to zero")
     assert await asyncio.to_thread(service.stop) == 0, service.output
