@@ -20,7 +20,7 @@ import aiohttp
 
 from benchmarks.autoscaled_nodes import autoscaled_nodes
 from benchmarks.loadgen import first_model, new_session
-from benchmarks.random_model import write_served_model
+from benchmarks.random_model import SLOW, write_served_model
 from benchmarks.service import running_service
 from benchmarks.stream_load import Load, Stream
 from cluster.metrics.series import PREFIX
@@ -149,11 +149,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="autoscaling", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--engines", type=int, default=3, help="as many as there may be")
-    parser.add_argument("--few", type=int, default=2, help="streams before and after")
+    parser.add_argument("--few", type=int, default=4, help="streams before and after")
     parser.add_argument("--many", type=int, default=24, help="streams between")
-    parser.add_argument("--tokens", type=int, default=2000, help="of each stream")
+    parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
     parser.add_argument("--kinds", type=int, default=4, help="different streams")
-    parser.add_argument("--blocks", type=int, default=700, help="KV blocks of an engine, of 16 tokens")
+    parser.add_argument("--blocks", type=int, default=400, help="KV blocks of an engine, of 16 tokens")
     parser.add_argument("--ramp", type=float, default=15.0, help="seconds of the way up, and of the way down")
     parser.add_argument("--hold", type=float, default=15.0, help="seconds before, between and after")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds until engines have come or gone")
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when something was lost, cut or changed, or the engines did not come and go."""
     args = _parse(argv)
     with tempfile.TemporaryDirectory(prefix="chunkserve-tiny-") as model:
-        write_served_model(Path(model))
+        write_served_model(Path(model), SLOW)
         settings = [
             f"model.path={model}", "model.dtype=float32", "cache.enable_prefix_caching=false",
             f"cache.num_blocks={args.blocks}", "cache.block_size=16", f"autoscaling.max_replicas={args.engines}",
