@@ -4,7 +4,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -122,14 +121,7 @@ class Frontend:
 
     def _client_deadlines(self) -> ClientDeadlines:
         usual, wake_seconds = ClientDeadlines(), self._settings.wake_seconds
-        if wake_seconds is None:
-            return usual
-        return replace(
-            usual,
-            limits=max(wake_seconds, usual.limits),
-            admission=max(wake_seconds, usual.admission),
-            failover=max(wake_seconds, usual.failover),
-        )
+        return usual if wake_seconds is None else usual.with_waking(wake_seconds)
 
     async def _phase(self) -> str:
         try:
