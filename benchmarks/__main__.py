@@ -15,6 +15,7 @@ NAMES = (
     "faults",
     "survival",
     "two_nodes",
+    "autoscaling",
     "gpu_check",
     "all_reduce_speed",
     "attention_speed",

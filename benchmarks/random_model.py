@@ -38,11 +38,13 @@ ONE_BILLION = LlamaShape(2048, 8192, 16, 32, 8, 128256)
 TINY = LlamaShape(64, 160, 2, 4, 2, 300)
 SERVED = LlamaShape(64, 160, 2, 4, 2, 259)
 """As many tokens as a tokenizer of bytes has."""
+SLOW = LlamaShape(256, 640, 6, 8, 4, 259)
+"""The same, some ten times as slow."""
 
 
-def write_served_model(path: Path) -> None:
-    """A tiny float32 model with a tokenizer of bytes, whose logits lie far apart: what `chunkserve serve` can load."""
-    write_model(SERVED, path, torch.float32, scale=0.3)
+def write_served_model(path: Path, shape: LlamaShape = SERVED) -> None:
+    """A small float32 model with a tokenizer of bytes, whose logits lie far apart: what `chunkserve serve` can load."""
+    write_model(shape, path, torch.float32, scale=0.3)
     alphabet = sorted(ByteLevel.alphabet())
     names = ["<pad>", "<s>", "</s>", *alphabet]
     tokenizer = Tokenizer(BPE({name: index for index, name in enumerate(names)}, []))

@@ -52,7 +52,7 @@ class Load:
     """The streams of every trial: the same requests each time."""
 
     def __init__(self, base_url: str, model: str, num_streams: int, max_tokens: int, vocab: int) -> None:
-        self._url, self._model, self.max_tokens = base_url, model, max_tokens
+        self._url, self._model, self.max_tokens, self.num_streams = base_url, model, max_tokens, num_streams
         rng = random.Random(0)
         self._prompts = [[rng.randrange(3, vocab) for _ in range(rng.choice((4, 30, 200)))] for _ in range(num_streams)]
 
@@ -60,10 +60,11 @@ class Load:
         """All streams at once, to their ends; `unlike` by index of the stream. Never raises for the server's faults."""
         clients = unlike or {}
         return await asyncio.gather(
-            *(self._stream(session, index, clients.get(index)) for index in range(len(self._prompts)))
+            *(self.run_one(session, index, clients.get(index)) for index in range(self.num_streams))
         )
 
-    async def _stream(self, session: aiohttp.ClientSession, index: int, client: Client | None) -> Stream:
+    async def run_one(self, session: aiohttp.ClientSession, index: int, client: Client | None = None) -> Stream:
+        """One of them alone."""
         stream = Stream(times=[time.perf_counter()])
         body = {
             "model": self._model,

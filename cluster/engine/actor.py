@@ -11,7 +11,7 @@ import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from typing import TypeVar
 
 from cluster.awake import awake_timeout
@@ -116,6 +116,14 @@ class EngineReplica:
     async def record_routing_stats(self) -> dict[str, bool]:
         """What Serve's routers look at; never raises."""
         return {READY: (await self.status()).ready}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve asks for autoscaling, by the names of ReplicaLoad; nothing when the engine does not serve."""
+        try:
+            return asdict(await self._ask(self._engine.load))
+        except EngineError as error:
+            logger.warning("no load is told: %s", error)
+            return {}
 
     async def process_ids(self) -> list[int]:
         """Of the engine itself, then of its ranks in order."""

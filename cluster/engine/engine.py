@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cluster.autoscaling.load import ReplicaLoad
 from cluster.awake import awake_timeout
 from cluster.engine.executor import Executor
 from cluster.engine.isolation import Isolation
@@ -387,6 +388,16 @@ class Engine:
     def step_log(self, n: int) -> list[StepRecord]:
         """The last n steps, oldest first."""
         return self._log.tail(n)
+
+    def load(self) -> ReplicaLoad:
+        """How much it has to do; shares of time are since the last question. Raises EngineError when it has ended."""
+        scheduler = self._live_scheduler()
+        stats = scheduler.stats()
+        return ReplicaLoad(
+            queue_seconds=self._step_times.first_token_seconds(scheduler.queue_state(), recovery_seconds=0.0),
+            prefill_share=self._step_times.prefill_share(time.monotonic()),
+            kv_usage=stats.num_used_blocks / stats.num_blocks,
+        )
 
     def num_open_requests(self) -> int:
         return len(self._open)

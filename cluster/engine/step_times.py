@@ -1,5 +1,6 @@
 """What steps take, as far as it is known: how long one may take before it counts as hung, how long a queue will."""
 
+import math
 from collections.abc import Iterable
 
 from cluster.engine.settings import EngineDeadlines
@@ -8,6 +9,8 @@ from scheduler.latency_model import LatencyModel
 from scheduler.plan import StepLoad
 
 _MULTIPLE = 10.0
+_CLOCK = 1e-6
+"""Seconds; no time between two questions is shorter."""
 
 
 class StepTimes:
@@ -18,6 +21,8 @@ class StepTimes:
         self._first_seconds = deadlines.step
         self._floor_seconds = deadlines.step_floor
         self._seen: set[tuple[int, int]] = set()
+        self._prefill_seconds = 0.0
+        self._share_asked_at = -math.inf
 
     def seed(self, profile: Iterable[tuple[StepLoad, float]]) -> None:
         """Begin with what start-up measured."""
@@ -34,6 +39,8 @@ class StepTimes:
     def observe(self, load: StepLoad, seconds: float) -> float | None:
         """A step has ended. Returns by how much the prediction was off, 0 to 1, if there was one."""
         self._seen.add(_shape(load))
+        if load.num_chunk_tokens:
+            self._prefill_seconds += seconds
         return self._model.observe(load, seconds)
 
     def first_token_seconds(self, queue: QueueState, recovery_seconds: float) -> float:
@@ -42,6 +49,15 @@ class StepTimes:
         `recovery_seconds`: until the ranks are back.
         """
         return first_token_seconds(queue, self._model, recovery_seconds)
+
+    def prefill_share(self, now: float) -> float:
+        """Share of the time since the last question that steps with prompts in them took, 0 to 1; at first 0.
+
+        `now` in seconds, by a clock that never goes back.
+        """
+        share = min(1.0, self._prefill_seconds / max(now - self._share_asked_at, _CLOCK))
+        self._prefill_seconds, self._share_asked_at = 0.0, now
+        return share
 
     def start_over(self) -> None:
         """The ranks are new: every shape is. What steps take has not changed."""

@@ -109,11 +109,11 @@ class ApiServer:
         return _json(await self._model())
 
     async def health(self) -> Response:
-        """GET /health: 200 when an engine is ready, else 503 with the phase."""
+        """GET /health: 200 when an engine is ready, or is started by the next request; else 503 with the phase."""
         draining = not self.open_generations.accepting
         health = Health(False, True, "draining") if draining else await self._check_health()
         if health.ready:
-            return _json({"status": "ready"})
+            return _json({"status": health.phase})
         return error_response(503, error_body(503, f"not ready: {health.phase}", None, "not_ready"))
 
     async def live(self) -> Response:
@@ -156,7 +156,7 @@ class ApiServer:
         )
 
     async def _model(self) -> dict[str, Any]:
-        limits = await self._client.limits()
+        limits = await self._client.limits(renew=False)
         return {
             "id": self._settings.model_name,
             "object": "model",

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -14,6 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from cluster.awake import awake_timeout
 from cluster.errors import EngineError
+from cluster.frontend.absence import Absence
 from cluster.frontend.api import ApiServer, build_app
 from cluster.frontend.debug import debug_router
 from cluster.frontend.generation_defaults import GenerationDefaults
@@ -24,6 +25,7 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.links.engine_statuses import ask_statuses
 from cluster.links.messages import StepRecord
 from cluster.links.serve_engine_client import ServeEngineClient
+from cluster.links.serve_request_stream import ClientDeadlines
 from cluster.links.token_receiver import TokenReceiver
 from cluster.metrics.actor import create_metrics_actor
 from cluster.metrics.frontend import FrontendMetrics
@@ -61,6 +63,7 @@ class Frontend:
         self._tokenizer = Tokenizer.load(settings.model_path)
         self._defaults = GenerationDefaults.load(settings.model_path)
         self._receiver = TokenReceiver()
+        self._absence = Absence(self._read_engine_status, _STATUS_SECONDS)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve after the constructor, on the loop that then serves. Raises LinkError."""
@@ -69,7 +72,7 @@ class Frontend:
             self._settings,
             self._tokenizer,
             self._defaults,
-            ServeEngineClient(self._engine, self._receiver),
+            ServeEngineClient(self._engine, self._receiver, self._client_deadlines()),
             self._render_metrics,
             self._check_health,
             self._frontend_metrics,
@@ -105,10 +108,20 @@ class Frontend:
             statuses = []
         if any(status.ready for status in statuses):
             return Health(True, True, "ready")
+        if not statuses and self._settings.wake_seconds and (phase := await self._absence.phase()) is not None:
+            return Health(True, True, phase)
         live = not statuses or any(status.live for status in statuses)
         # Behind the colon is the cause, for the log alone.
         phases = dict.fromkeys(status.phase.partition(":")[0] for status in statuses)
         return Health(False, live, ", ".join(phases) or await self._phase())
+
+    def _read_engine_status(self) -> tuple[str, Mapping[str, int]]:
+        status = serve.status().applications[self._engine.app_name].deployments[self._engine.deployment_name]
+        return status.status.value, status.replica_states
+
+    def _client_deadlines(self) -> ClientDeadlines:
+        usual, wake_seconds = ClientDeadlines(), self._settings.wake_seconds
+        return usual if wake_seconds is None else usual.with_waking(wake_seconds)
 
     async def _phase(self) -> str:
         try:

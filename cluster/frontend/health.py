@@ -8,6 +8,7 @@ class Health:
     """`phase` is "ready", or what is waited for, in a few words fit to be shown to anybody."""
 
     ready: bool
+    """Requests are served: by an engine that runs, or by one that is started for them."""
     live: bool
     """False when engines run and none of them gets on: waiting longer will not help."""
     phase: str

@@ -19,6 +19,8 @@ class FrontendSettings:
     """A file with further keys, one a line; each of them will do, and a changed file holds at once."""
     max_body_mb: float = 16.0
     """Largest request body, in MiB; a larger one is a 413 before it was read."""
+    wake_seconds: float | None = None
+    """Set where there may be no engine: how long a request waits for one to load."""
     max_choices: int = 128
     """Most choices of one request: prompts x n."""
 

@@ -8,14 +8,14 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from cluster.autoscaling.serve_policy import autoscaling_config
 from cluster.engine.actor import EngineReplica
 from cluster.engine.settings import EngineSettings
 from cluster.frontend.deployment import Frontend
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.placement import FRONTEND_CPUS
 from cluster.links.ready_router import ROUTING_SECONDS, ReadyRouter
-from cluster.settings.tree import Settings
-from cluster.settings.values import ReplicaRange
+from cluster.settings.tree import Settings, autoscaling_options
 
 FRONTEND = "frontend"
 ENGINE = "engine"
@@ -48,7 +48,7 @@ def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSett
             request_router_class=ReadyRouter, request_routing_stats_period_s=ROUTING_SECONDS
         ),
         **_common(),
-        **_replicas(settings.parallel.num_replicas, engine.worker.max_num_seqs),
+        **_num_replicas(settings),
     ).bind(engine)
     return _versioned(
         Frontend,
@@ -80,13 +80,8 @@ def _common() -> dict[str, Any]:
     }
 
 
-def _replicas(replicas: ReplicaRange, target: int) -> dict[str, Any]:
-    if replicas.low == replicas.high:
-        return {"num_replicas": replicas.low}
-    return {
-        "autoscaling_config": {
-            "min_replicas": replicas.low,
-            "max_replicas": replicas.high,
-            "target_ongoing_requests": target,
-        }
-    }
+def _num_replicas(settings: Settings) -> dict[str, Any]:
+    options = autoscaling_options(settings)
+    if options is None:
+        return {"num_replicas": settings.parallel.num_replicas}
+    return {"autoscaling_config": autoscaling_config(options)}

@@ -122,6 +122,7 @@ class Launcher:
         self._say(f"ready at {service.base_url}/v1 after {time.monotonic() - self._started:.1f} s (Ctrl-C stops it)")
         while not self._stop.wait(_WATCH_SECONDS):
             run.check()
+            service.show_phases()
         seconds = self._settings.server.drain_seconds
         self._say(f"stopping: new requests are refused, running ones have {seconds:g} s (Ctrl-C again ends them)")
         self._say(service.drain(seconds, run.check))

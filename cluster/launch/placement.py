@@ -54,7 +54,7 @@ def cpus_needed(settings: Settings, engine: EngineSettings) -> int:
     they are a promise between Ray and the application, and Ray starts as many worker processes ahead.
     """
     one_engine = sum(bundle["CPU"] for bundle in engine.placement_bundles())
-    return round(settings.server.num_frontends * FRONTEND_CPUS + settings.parallel.num_replicas.high * one_engine)
+    return round(settings.server.num_frontends * FRONTEND_CPUS + settings.most_replicas * one_engine)
 
 
 def demand_of(settings: Settings, engine: EngineSettings) -> Demand:
@@ -70,7 +70,7 @@ def demand_of(settings: Settings, engine: EngineSettings) -> Demand:
         {"CPU": engine.engine_cpus},
         rank,
         worker.tensor_parallel_size,
-        settings.parallel.num_replicas.low,
+        settings.least_replicas,
         settings.server.num_frontends,
         OBJECT_STORE_BODIES * settings.server.max_body_mb * (1 << 20),
     )
@@ -91,8 +91,9 @@ def placement_problems(demand: Demand, nodes: Iterable[Node]) -> list[str]:
             problems = [_no_engine_fits(demand, nodes)]
         elif num_engines < demand.num_engines:
             problems = [
-                f"there is room for {num_engines} of {demand.num_engines} engines (parallel.num_replicas);"
-                f" each takes {_amounts(demand.whole)}; {_shown(nodes, _names(demand))}"
+                f"there is room for {num_engines} of {demand.num_engines} engines"
+                " (parallel.num_replicas or autoscaling.min_replicas); each takes"
+                f" {_amounts(demand.whole)}; {_shown(nodes, _names(demand))}"
             ]
         elif left < demand.num_frontends:
             problems = [

@@ -92,11 +92,11 @@ class Service:
             if stop.wait(_POLL_SECONDS):
                 return False
             check_ray()
-            self._show_phases()
+            self.show_phases()
             self._check_placed(time.monotonic() - started)
         if self._failure is not None:
             raise EngineError(cause_of(self._failure))
-        self._show_phases()
+        self.show_phases()
         deadline = time.monotonic() + _HEALTH_SECONDS
         while (answer := self._ask_health()) != "200":
             if time.monotonic() > deadline:
@@ -126,8 +126,8 @@ class Service:
             return repr(error)
         return "200" if response.status_code == 200 else f"{response.status_code} {response.text[:200]}"
 
-    def _show_phases(self) -> None:
-        """Say each phase once when it begins and once, with its time, when it has ended."""
+    def show_phases(self) -> None:
+        """Say each phase that is new: once when it begins, and once with its time when it has ended."""
         try:
             statuses = ray.get(self._metrics.status.remote(), timeout=_ASK_SECONDS)
         except RayError:

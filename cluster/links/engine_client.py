@@ -26,8 +26,11 @@ class RequestStream(Protocol):
 class EngineClient(Protocol):
     """Hands requests to an engine and brings their tokens back."""
 
-    async def limits(self) -> ModelLimits:
-        """Limits of the engines behind this client. Raises EngineError while none is ready."""
+    async def limits(self, *, renew: bool = True) -> ModelLimits:
+        """Limits of the engines behind this client, with `renew` such as are not too old.
+
+        Raises EngineError while none is ready.
+        """
 
     async def open(
         self,

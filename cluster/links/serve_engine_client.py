@@ -40,15 +40,15 @@ class ServeEngineClient:
         self._asked_at = 0.0
         self._renewal: asyncio.Future[None] | None = None
 
-    async def limits(self) -> ModelLimits:
+    async def limits(self, *, renew: bool = True) -> ModelLimits:
         """Raises EngineError while no engine has been ready yet.
 
         Engines may be replaced by others with other limits: who asks learns it from the second question on, and never
-        waits for it.
+        waits for it. Where all engines are gone for want of work, the question starts one: `renew` False does not ask.
         """
         if self._limits is None:
             await self._ask_limits()
-        elif self._renewal is None and time.monotonic() - self._asked_at > self._deadlines.limits_age:
+        elif renew and self._renewal is None and time.monotonic() - self._asked_at > self._deadlines.limits_age:
             self._renewal = asyncio.ensure_future(self._renew_limits())
         assert self._limits is not None
         return self._limits

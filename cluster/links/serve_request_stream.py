@@ -7,7 +7,7 @@ that its reader has got, and the reader sees no more of it than a pause.
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.awake import awake_timeout
@@ -45,6 +45,10 @@ class ClientDeadlines:
     first_pause: float = 0.05
     """Between two attempts that failed at once; doubled each time."""
     longest_pause: float = 1.0
+
+    def with_waking(self, seconds: float) -> "ClientDeadlines":
+        """The same where there may be no engine, and one starts for a request: for so long it may load."""
+        return replace(self, limits=seconds, admission=seconds, failover=max(seconds, self.failover))
 
 
 class ServeRequestStream:

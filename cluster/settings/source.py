@@ -23,7 +23,6 @@ from cluster.settings.tree import (
     device_defaults,
     value_of,
 )
-from cluster.settings.values import ReplicaRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +187,4 @@ def _shown(name: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value) if isinstance(value, ReplicaRange | int) else yaml.safe_dump(value).partition("\n")[0]
+    return str(value) if isinstance(value, int) else yaml.safe_dump(value).partition("\n")[0]

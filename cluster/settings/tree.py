@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from cluster.autoscaling.policy import AutoscalingOptions
 from cluster.engine.settings import EngineSettings, Placement, SchedulerOptions
 from cluster.errors import ConfigError
 from cluster.frontend.settings import FrontendSettings
 from cluster.settings.values import (
     Parser,
-    ReplicaRange,
     boolean,
     choice,
     integer,
     number,
-    replicas,
     text,
     unset_or,
 )
@@ -80,7 +79,23 @@ class ServerSettings:
 class ParallelSettings:
     tensor_parallel_size: int = _setting(1, integer(1, 1024))
     placement: Placement = _setting("pack", choice("pack", "spread"))
-    num_replicas: ReplicaRange = _setting(ReplicaRange(1, 1), replicas)
+    num_replicas: int = _setting(1, integer(1, 1024))
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalingSettings:
+    """Engines by load, in place of a fixed `parallel.num_replicas`."""
+
+    min_replicas: int = _setting(1, integer(0, 1024))
+    """0: the last engine goes when nothing is open, and the next request starts one."""
+    max_replicas: int = _setting(0, integer(0, 1024))
+    """0: off."""
+    target_queue_seconds: float = _setting(2.0, number(0, above=True))
+    target_kv_usage: float = _setting(0.8, number(0, 1, above=True))
+    up_seconds: float = _setting(10.0, number(0, 86400))
+    down_seconds: float = _setting(300.0, number(0, 86400))
+    wake_seconds: float = _setting(300.0, number(0, 86400, above=True))
+    """With no engine left: how long a request waits for one to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +137,20 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    autoscaling: AutoscalingSettings = field(default_factory=AutoscalingSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
+
+    @property
+    def most_replicas(self) -> int:
+        """Most engines that there may be."""
+        return self.autoscaling.max_replicas or self.parallel.num_replicas
+
+    @property
+    def least_replicas(self) -> int:
+        """Engines that a start needs: one also where it may go later."""
+        return max(1, self.autoscaling.min_replicas) if self.autoscaling.max_replicas else self.parallel.num_replicas
 
     @property
     def served_name(self) -> str:
@@ -140,6 +166,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelSettings,
     "server": ServerSettings,
     "parallel": ParallelSettings,
+    "autoscaling": AutoscalingSettings,
     "scheduler": SchedulerSettings,
     "cache": CacheSettings,
     "attention": AttentionSettings,
@@ -177,6 +204,7 @@ def check(settings: Settings) -> None:
     for name in _NOT_SUPPORTED_YET:
         if value_of(settings, name) is not None:
             raise ConfigError(f"{name} is not supported yet; leave it unset")
+    _check_replicas(settings)
     max_len = settings.model.max_len
     # Where the limit on lengths is the model's, what depends on it is checked again when the engine knows it.
     engine = engine_settings(settings, settings.model.path, Device())
@@ -194,6 +222,33 @@ def check(settings: Settings) -> None:
             f" ({cache.num_blocks} * {cache.block_size} = {cache.num_blocks * cache.block_size}):"
             " one sequence of that length must fit the KV cache"
         )
+
+
+def _check_replicas(settings: Settings) -> None:
+    scaling, fixed = settings.autoscaling, settings.parallel.num_replicas
+    low, high = scaling.min_replicas, scaling.max_replicas
+    if high and low > high:
+        raise ConfigError(f"autoscaling.min_replicas ({low}) is above autoscaling.max_replicas ({high})")
+    if high and fixed != 1:
+        raise ConfigError(
+            f"parallel.num_replicas ({fixed}) is a fixed number of engines and autoscaling.max_replicas ({high}) asks"
+            " for a varying one; leave one of them unset"
+        )
+
+
+def autoscaling_options(settings: Settings) -> AutoscalingOptions | None:
+    """The policy's share of the tree; None when the number of engines is fixed."""
+    scaling = settings.autoscaling
+    if not scaling.max_replicas:
+        return None
+    return AutoscalingOptions(
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        target_queue_seconds=scaling.target_queue_seconds,
+        target_kv_usage=scaling.target_kv_usage,
+        up_seconds=scaling.up_seconds,
+        down_seconds=scaling.down_seconds,
+    )
 
 
 def engine_settings(settings: Settings, model_path: str, device: Device) -> EngineSettings:
@@ -236,7 +291,7 @@ def engine_settings(settings: Settings, model_path: str, device: Device) -> Engi
 
 def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
     """The front ends' share of the tree. `model_path` is the local directory with the tokenizer."""
-    server = settings.server
+    server, scaling = settings.server, settings.autoscaling
     return FrontendSettings(
         model_path=model_path,
         model_name=settings.served_name,
@@ -245,6 +300,7 @@ def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
         # Front ends run in other directories than the launcher.
         api_key_file=None if server.api_key_file is None else str(Path(server.api_key_file).expanduser().absolute()),
         max_body_mb=server.max_body_mb,
+        wake_seconds=scaling.wake_seconds if scaling.max_replicas and not scaling.min_replicas else None,
     )
 
 

@@ -6,22 +6,10 @@ it was written. `bool` is never taken for a number, and a number with a fraction
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 Parser = Callable[[object], object]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaRange:
-    """How many replicas an engine deployment may have; equal ends mean a fixed number."""
-
-    low: int
-    high: int
-
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
 
 
 def integer(low: int, high: int | None = None) -> Callable[[object], int]:
@@ -93,17 +81,3 @@ def unset_or(parser: Callable[[object], T], word: str) -> Callable[[object], T |
             raise ValueError(f"{error}, or {word}") from None
 
     return parse
-
-
-def replicas(value: object) -> ReplicaRange:
-    """A number of at least 1, or "min..max"."""
-    rule = "must be a whole number of at least 1, or min..max"
-    if isinstance(value, bool):
-        raise ValueError(rule)
-    low, dots, high = str(value).partition("..")
-    if not (low.strip().isdecimal() and (not dots or high.strip().isdecimal())):
-        raise ValueError(rule)
-    result = ReplicaRange(int(low), int(high) if dots else int(low))
-    if not 1 <= result.low <= result.high:
-        raise ValueError(rule)
-    return result

@@ -198,7 +198,7 @@ class FakeEngineClient:
         self.streams: list[FakeStream] = []
         self.calls: list[dict[str, Any]] = []
 
-    async def limits(self) -> ModelLimits:
+    async def limits(self, *, renew: bool = True) -> ModelLimits:
         if not self.ready:
             raise EngineError("no engine is ready: /secret/path")
         return ModelLimits(num_blocks=64, block_size=16, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB)

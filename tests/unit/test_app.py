@@ -33,6 +33,8 @@ def versions(*words: str) -> dict[str, str]:
         ("server.num_frontends=2", set()),
         ("parallel.num_replicas=2", set()),
         ("parallel.placement=spread", {"engine"}),
+        ("autoscaling.max_replicas=3", set()),
+        ("autoscaling.target_kv_usage=0.5", set()),
     ],
 )
 def test_only_what_is_built_from_other_settings_is_replaced(word: str, replaced: set[str]) -> None:

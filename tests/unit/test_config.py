@@ -1,16 +1,24 @@
 """The settings tree: sources, the last word, checks that name the setting, defaults by device."""
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from cluster.autoscaling.policy import AutoscalingOptions
 from cluster.errors import ConfigError
 from cluster.settings.source import ResolvedSettings, resolve
-from cluster.settings.tree import PARSERS, Device, Settings, engine_settings, frontend_settings, value_of
-from cluster.settings.values import ReplicaRange
+from cluster.settings.tree import (
+    PARSERS,
+    Device,
+    Settings,
+    autoscaling_options,
+    engine_settings,
+    frontend_settings,
+    value_of,
+)
 from workers.config import ModelLimits
 
 CPU = Device()
@@ -34,7 +42,8 @@ def test_defaults_without_a_gpu() -> None:
     assert (tree.cache.memory_gb, tree.scheduler.overlap_depth) == (2.0, 2)
     assert tree.scheduler.enable_chunked_prefill
     assert tree.cache.enable_prefix_caching
-    assert tree.parallel.num_replicas == ReplicaRange(1, 1)
+    assert tree.parallel.num_replicas == 1
+    assert autoscaling_options(tree) is None
     assert tree.model.max_len is None
 
 
@@ -136,9 +145,15 @@ def test_a_section_given_as_a_setting_is_told_its_settings() -> None:
         "cache.gpu_memory_utilization=1.1",
         "cache.memory_gb=.inf",
         "parallel.num_replicas=0",
-        "parallel.num_replicas=3..2",
-        "parallel.num_replicas=1..",
+        "parallel.num_replicas=1..3",
         "parallel.num_replicas=true",
+        "autoscaling.min_replicas=-1",
+        "autoscaling.max_replicas=1.5",
+        "autoscaling.target_queue_seconds=0",
+        "autoscaling.target_kv_usage=1.1",
+        "autoscaling.up_seconds=-1",
+        "autoscaling.down_seconds=-1",
+        "autoscaling.wake_seconds=0",
         "parallel.tensor_parallel_size=0",
     ],
 )
@@ -177,11 +192,11 @@ def test_a_file_that_is_no_yaml_or_not_there(tmp_path: Path) -> None:
 def test_words_are_read_by_type() -> None:
     tree = settings(
         "model.name=1e5", "model.path=2024", "cache.memory_gb=5e-1", "model.max_len=auto", "server.api_key=none",
-        "parallel.num_replicas=1..3", "scheduler.enable_chunked_prefill=true",
+        "parallel.num_replicas=3", "scheduler.enable_chunked_prefill=true",
     )  # fmt: skip
     assert (tree.model.name, tree.model.path, tree.cache.memory_gb) == ("1e5", "2024", 0.5)
     assert (tree.model.max_len, tree.server.api_key) == (None, None)
-    assert tree.parallel.num_replicas == ReplicaRange(1, 3)
+    assert tree.parallel.num_replicas == 3
 
 
 def test_auto_asks_the_device_again(tmp_path: Path) -> None:
@@ -201,6 +216,14 @@ def test_auto_asks_the_device_again(tmp_path: Path) -> None:
         (
             ["cache.num_blocks=4", "cache.block_size=16", "model.max_len=65"],
             ["model.max_len (65)", "cache.num_blocks * cache.block_size"],
+        ),
+        (
+            ["autoscaling.min_replicas=3", "autoscaling.max_replicas=2"],
+            ["autoscaling.min_replicas (3)", "autoscaling.max_replicas (2)"],
+        ),
+        (
+            ["parallel.num_replicas=2", "autoscaling.max_replicas=4"],
+            ["parallel.num_replicas (2)", "autoscaling.max_replicas (4)"],
         ),
     ],
 )
@@ -263,6 +286,29 @@ def test_front_ends_get_their_share() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ([], None),
+        (["autoscaling.min_replicas=0"], None),  # off
+        (["autoscaling.max_replicas=2"], None),
+        (["autoscaling.max_replicas=2", "autoscaling.min_replicas=0"], 77.0),
+    ],
+)
+def test_front_ends_wait_for_an_engine_to_load_only_where_there_may_be_none(
+    words: list[str], seconds: float | None
+) -> None:
+    tree = settings("autoscaling.wake_seconds=77", *words)
+    assert frontend_settings(tree, "/models/x").wake_seconds == seconds
+
+
+def test_the_autoscaling_policy_gets_its_share() -> None:
+    names = [item.name for item in fields(AutoscalingOptions)]
+    values = (0, 9, 3.0, 0.5, 4.0, 5.0)
+    tree = settings(*(f"autoscaling.{name}={value}" for name, value in zip(names, values, strict=True)))
+    assert autoscaling_options(tree) == AutoscalingOptions(*values)
+
+
+@pytest.mark.parametrize(
     ("words", "name"),
     [
         ([], "HuggingFaceTB/SmolLM2-135M-Instruct"),
@@ -276,7 +322,7 @@ def test_the_served_name(words: list[str], name: str) -> None:
 
 
 def test_the_printed_tree_reads_back_as_the_same_tree(tmp_path: Path) -> None:
-    first = resolve(CPU, None, ["server.port=9000", "model.name=a: b", "parallel.num_replicas=1..2"])
+    first = resolve(CPU, None, ["server.port=9000", "model.name=a: b", "parallel.num_replicas=2"])
     printed = "\n".join(first.lines())
     again = of_file(tmp_path, printed)
     assert again.settings == first.settings

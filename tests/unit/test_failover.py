@@ -198,6 +198,19 @@ async def test_no_engine_takes_it_in_time() -> None:
         assert all(call.cancelled for call in engines.calls[1:])
 
 
+async def test_where_an_engine_starts_for_a_request_the_request_waits_for_just_so_long() -> None:
+    """Five attempts that no engine answers take 1.55 s and more: an engine that is there then is not too late."""
+    late, never = [Fate("deaf")] * 5, [Fate("deaf")] * 500
+    async with client_of(FailingEngines(late), ClientDeadlines(admission=0.5, attempt=0.05).with_waking(20.0)) as (
+        client,
+        _,
+    ):
+        assert tokens(await read(await client.open(PROMPT, SamplingParams(max_tokens=8)))) == undisturbed(8)
+    async with client_of(FailingEngines(never), ClientDeadlines(attempt=0.05).with_waking(0.5)) as (client, _):
+        with pytest.raises(EngineError, match=r"no engine took the request within 0\.5 s"):
+            await client.open(PROMPT, SamplingParams(max_tokens=8))
+
+
 @pytest.mark.parametrize("fates", [[], [Fate("die", 3)]], ids=["new", "lost"])
 async def test_a_pause_of_the_front_end_fails_no_request(fates: list[Fate]) -> None:
     short = ClientDeadlines(admission=0.4, failover=0.4, attempt=0.4, tokens=0.4)

@@ -97,8 +97,9 @@ def test_signals_that_come_together_are_one_and_block_nobody() -> None:
 
 
 def test_cpus_of_the_whole_application() -> None:
-    tree = settings("server.num_frontends=2", "parallel.num_replicas=1..3", "parallel.tensor_parallel_size=2")
-    assert cpus_needed(tree, engine_settings(tree, "/m", Device())) == 2 + 3 * (1 + 2)
+    for replicas in ("parallel.num_replicas=3", "autoscaling.max_replicas=3"):
+        tree = settings("server.num_frontends=2", replicas, "parallel.tensor_parallel_size=2")
+        assert cpus_needed(tree, engine_settings(tree, "/m", Device())) == 2 + 3 * (1 + 2)
 
 
 def test_the_cause_of_a_failed_deployment() -> None:

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from fake_executor import LIMITS, FakeExecutor
 
+from cluster.autoscaling.load import ReplicaLoad
 from cluster.engine import recovery
 from cluster.engine.engine import Engine
-from cluster.errors import ExecutorError
+from cluster.errors import EngineError, ExecutorError
 from cluster.metrics.engine import EngineMetrics
 from cluster.metrics.snapshot import MetricsSnapshot
 from scheduler.config import SchedulerConfig
@@ -123,6 +124,30 @@ async def test_gauges_return_to_zero_after_aborts_in_every_state(depth: int) -> 
     assert snapshot.counters[("request_aborts",)] == 6
     assert count(snapshot, "e2e_request_latency_seconds") == 0
     assert not metrics._requests
+
+
+async def test_the_load_is_the_work_at_hand_and_nothing_when_it_is_done() -> None:
+    executor = FakeExecutor(manual=True)
+    async with running(executor, EngineMetrics(), 1) as engine:
+        assert engine.load() == ReplicaLoad(0.0, 0.0, 0.0)
+        for name in "abcdef":
+            engine.add_request(request(name, 30, 20))
+        await until("a plan", lambda: executor.num_waiting > 0)
+        first = engine.load()
+        assert first.kv_usage > 0
+        for _ in range(3):  # without a step that was measured nothing is known of the speed
+            await until("a result", lambda: executor.num_waiting > 0)
+            executor.release()
+        later = engine.load()
+        assert later.kv_usage >= first.kv_usage
+        assert 0 <= later.prefill_share <= 1
+        for name in "abcdef":
+            engine.finish_request(name, "abort")
+        await until("results in flight", lambda: not executor.num_waiting, executor.release)
+        assert engine.load().kv_usage == 0
+        assert engine.load().queue_seconds == 0
+    with pytest.raises(EngineError, match="shut down"):
+        engine.load()
 
 
 async def test_refusals_and_the_loss_of_the_executor_show(monkeypatch: pytest.MonkeyPatch) -> None:

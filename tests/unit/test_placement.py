@@ -65,8 +65,8 @@ ON_CPU = Device()
         (
             demand("parallel.num_replicas=3"),
             [node("a", gpus=2)],
-            "there is room for 2 of 3 engines (parallel.num_replicas); each takes 1 GPU, 2 CPUs;"
-            " node a has 2 GPUs, 64 CPUs",
+            "there is room for 2 of 3 engines (parallel.num_replicas or autoscaling.min_replicas); each takes"
+            " 1 GPU, 2 CPUs; node a has 2 GPUs, 64 CPUs",
         ),
         (
             demand("server.num_frontends=3", device=ON_CPU),
@@ -97,7 +97,12 @@ def test_what_fits_has_no_problem() -> None:
     assert len(placement_problems(demand(TP4), two_nodes)) == 1
     assert placement_problems(demand(device=ON_CPU), [node("a", cpus=3)]) == []
     # Only the smallest number of engines must fit.
-    assert placement_problems(demand("parallel.num_replicas=2..9", device=ON_CPU), [node("a", cpus=5)]) == []
+    assert (
+        placement_problems(
+            demand("autoscaling.min_replicas=2", "autoscaling.max_replicas=9", device=ON_CPU), [node("a", cpus=5)]
+        )
+        == []
+    )
 
 
 def test_memory_is_that_of_the_weights_and_the_cache_over_the_ranks(tmp_path: Path) -> None:

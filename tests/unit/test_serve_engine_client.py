@@ -65,6 +65,14 @@ async def test_engines_with_other_limits_are_noticed_without_waiting() -> None:
     assert await client.limits() == longer
 
 
+async def test_old_limits_do_where_a_question_would_start_an_engine() -> None:
+    engines = Engines(LIMITS)
+    client = client_of(engines, age=-1)
+    assert [await client.limits(renew=False) for _ in range(3)] == [LIMITS] * 3
+    await asyncio.sleep(0)
+    assert engines.asked == 1
+
+
 async def test_while_no_engine_is_ready_the_last_limits_hold() -> None:
     engines = Engines(RayActorError())
     client = client_of(engines, age=-1)
