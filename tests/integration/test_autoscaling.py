@@ -24,7 +24,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     started = ServiceProcess(
         model, "model.name=tiny", "model.dtype=float32", "cache.num_blocks=1000", "cache.enable_prefix_caching=false",
         "autoscaling.min_replicas=0", "autoscaling.max_replicas=2", "autoscaling.target_kv_usage=0.05",
-        "autoscaling.up_seconds=1", "autoscaling.down_seconds=2", "autoscaling.wake_seconds=60", "server.drain_seconds=2",
+        "autoscaling.up_seconds=1", "autoscaling.down_seconds=2", "autoscaling.wake_seconds=60",
+        "server.drain_seconds=2",
     )  # fmt: skip
     try:
         started.wait_ready()
