@@ -19,6 +19,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.autoscaled_nodes import autoscaled_nodes
+from benchmarks.counts import positive
 from benchmarks.loadgen import first_model, new_session
 from benchmarks.random_model import SLOW, write_served_model
 from benchmarks.service import running_service
@@ -148,12 +149,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="autoscaling", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--engines", type=int, default=3, help="as many as there may be")
-    parser.add_argument("--few", type=int, default=4, help="streams before and after")
-    parser.add_argument("--many", type=int, default=24, help="streams between")
-    parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
-    parser.add_argument("--kinds", type=int, default=4, help="different streams")
-    parser.add_argument("--blocks", type=int, default=400, help="KV blocks of an engine, of 16 tokens")
+    parser.add_argument("--engines", type=positive, default=3, help="as many as there may be")
+    parser.add_argument("--few", type=positive, default=4, help="streams before and after")
+    parser.add_argument("--many", type=positive, default=24, help="streams between")
+    parser.add_argument("--tokens", type=positive, default=1000, help="of each stream")
+    parser.add_argument("--kinds", type=positive, default=4, help="different streams")
+    parser.add_argument("--blocks", type=positive, default=400, help="KV blocks of an engine, of 16 tokens")
     parser.add_argument("--ramp", type=float, default=15.0, help="seconds of the way up, and of the way down")
     parser.add_argument("--hold", type=float, default=15.0, help="seconds before, between and after")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds until engines have come or gone")

@@ -22,9 +22,10 @@ WAIT_SECONDS = 60.0
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     model = write_served_model(tmp_path_factory.mktemp("model"))
     started = ServiceProcess(
-        model, "model.name=tiny", "model.dtype=float32", "cache.num_blocks=300", "cache.enable_prefix_caching=false",
-        "autoscaling.min_replicas=0", "autoscaling.max_replicas=2", "autoscaling.up_seconds=1",
-        "autoscaling.down_seconds=2", "autoscaling.wake_seconds=60", "server.drain_seconds=2",
+        model, "model.name=tiny", "model.dtype=float32", "cache.num_blocks=1000", "cache.enable_prefix_caching=false",
+        "autoscaling.min_replicas=0", "autoscaling.max_replicas=2", "autoscaling.target_kv_usage=0.05",
+        "autoscaling.up_seconds=1", "autoscaling.down_seconds=2", "autoscaling.wake_seconds=60",
+        "server.drain_seconds=2",
     )  # fmt: skip
     try:
         started.wait_ready()
@@ -56,8 +57,8 @@ async def test_engines_go_when_nothing_is_open_and_come_with_requests(service: S
         assert health() == "ready"
         await asyncio.to_thread(wait_for, "none", lambda: health() == "scaled to zero")
         assert is_live()
-        # Eight streams of up to 141 blocks each: more than the 240 that an engine of 300 should hold.
-        load = Load(service.base_url, "tiny", num_streams=8, max_tokens=2000, vocab=VOCAB)
+        # Eight streams of up to 75 blocks each: more than the 50 that an engine of 1,000 should hold.
+        load = Load(service.base_url, "tiny", num_streams=8, max_tokens=1000, vocab=VOCAB)
         streams: list[Stream] = []
         enough = asyncio.Event()
 
@@ -72,7 +73,6 @@ async def test_engines_go_when_nothing_is_open_and_come_with_requests(service: S
             await asyncio.to_thread(wait_for, "two", lambda: num_engines() == 2)
             enough.set()
             await busy
-        assert {(stream.error, stream.num_tokens) for stream in streams} == {(None, 2000)}
+        assert {(stream.error, stream.num_tokens) for stream in streams} == {(None, 1000)}
         service.wait_line("engine 1: load took")
-        await asyncio.to_thread(wait_for, "none again", lambda: health() == "scaled to zero")
     assert await asyncio.to_thread(service.stop) == 0, service.output
