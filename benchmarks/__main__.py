@@ -22,6 +22,7 @@ NAMES = (
     "linear_speed",
     "sampling_speed",
     "side_by_side",
+    "routing",
 )
 
 

@@ -43,7 +43,7 @@ SLOW = LlamaShape(256, 640, 6, 8, 4, 259)
 
 
 def write_served_model(path: Path, shape: LlamaShape = SERVED) -> None:
-    """A small float32 model with a tokenizer of bytes, whose logits lie far apart: what `chunkserve serve` can load."""
+    """A float32 model with a tokenizer of bytes, whose logits lie far apart: what `chunkserve serve` can load."""
     write_model(shape, path, torch.float32, scale=0.3)
     alphabet = sorted(ByteLevel.alphabet())
     names = ["<pad>", "<s>", "</s>", *alphabet]

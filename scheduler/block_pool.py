@@ -7,6 +7,8 @@ first, then cached blocks, least recently freed first.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
+from scheduler.cache_changes import CacheChanges
+
 
 class BlockPool:
     """Reference counts, free list and prefix cache map of a fixed number of blocks.
@@ -21,6 +23,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
+        self.changes = CacheChanges()
+        """Of the prefix cache, for whoever mirrors it."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -61,11 +65,16 @@ class BlockPool:
         """The block that holds this content, or None."""
         return self._block_by_hash.get(block_hash)
 
+    def cached_hashes(self) -> list[bytes]:
+        """The content of the prefix cache, in no particular order."""
+        return list(self._block_by_hash)
+
     def publish(self, block_id: int, block_hash: bytes) -> None:
         """Offer a referenced full block to the prefix cache. The first block of a content keeps the hash."""
         if self.enable_caching and block_hash not in self._block_by_hash:
             self._block_by_hash[block_hash] = block_id
             self._hashes[block_id] = block_hash
+            self.changes.add(block_hash)
 
     def withdraw(self, block_ids: Iterable[int]) -> None:
         """Take referenced blocks out of the prefix cache: their content is not to be trusted."""
@@ -74,6 +83,8 @@ class BlockPool:
 
     def forget_all(self) -> None:
         """Empty the prefix cache: the memory behind the blocks is gone."""
+        for block_hash in self._block_by_hash:
+            self.changes.remove(block_hash)
         self._block_by_hash.clear()
         self._hashes = [None] * self.num_blocks
 
@@ -105,3 +116,4 @@ class BlockPool:
         if block_hash is not None:
             del self._block_by_hash[block_hash]
             self._hashes[block_id] = None
+            self.changes.remove(block_hash)

@@ -1,14 +1,11 @@
 """Block tables of requests, and the prefix cache seen from a request."""
 
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 
+from scheduler.block_hashes import chain, root_hash
 from scheduler.block_pool import BlockPool
 from scheduler.request import Request
 
-_HASH_BYTES = 16
 _HASHES_AHEAD = 16
 """Blocks hashed at once while a hit is followed: a prompt that misses early is not hashed to its end."""
 
@@ -41,7 +38,7 @@ class KVCacheManager:
         max_blocks = (request.num_tokens - 1) // self.block_size
         for index in range(max_blocks):
             if index == len(request.block_hashes):
-                self._extend_block_hashes(request, min(index + _HASHES_AHEAD, max_blocks))
+                self.extend_block_hashes(request, min(index + _HASHES_AHEAD, max_blocks))
             block_id = self.block_pool.lookup(request.block_hashes[index])
             if block_id is None:
                 break
@@ -89,7 +86,7 @@ class KVCacheManager:
         if num_full <= first or not self.block_pool.enable_caching:
             return
         table = self.tables[request.request_id]
-        block_hashes = self._extend_block_hashes(request, num_full)
+        block_hashes = self.extend_block_hashes(request, num_full)
         for index in range(first, num_full):
             self.block_pool.publish(table[index], block_hashes[index])
         request.num_published_blocks = num_full
@@ -103,6 +100,17 @@ class KVCacheManager:
         self.block_pool.release(reversed(self.tables.pop(request.request_id)))
         request.num_published_blocks = 0
 
+    def extend_block_hashes(self, request: Request, num_blocks: int) -> list[bytes]:
+        """Make `request.block_hashes` cover its first `num_blocks` blocks, and return it."""
+        block_hashes = request.block_hashes
+        first = len(block_hashes)
+        if first < num_blocks:
+            parent = block_hashes[-1] if block_hashes else root_hash(request.lora_id, request.cache_salt)
+            block_hashes += chain(
+                parent, request.all_token_ids[first * self.block_size : num_blocks * self.block_size], self.block_size
+            )
+        return block_hashes
+
     def check_integrity(self, requests: Mapping[str, Request]) -> None:
         """Prove pool and tables, and that cached blocks hold what their hash says. Raises AssertionError."""
         self.block_pool.check_integrity(self.tables)
@@ -114,37 +122,3 @@ class KVCacheManager:
                 block_hash = self.block_pool.block_hash(block_id)
                 if block_hash is not None and block_hash not in request.block_hashes[index : index + 1]:
                     raise AssertionError(f"block {block_id} of {request!r} carries the hash of other content")
-
-    def _extend_block_hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Make `request.block_hashes` cover its first `num_blocks` blocks, and return it."""
-        block_hashes = request.block_hashes
-        first = len(block_hashes)
-        if first < num_blocks:
-            size = self.block_size
-            packed = _pack(request.all_token_ids[first * size : num_blocks * size])
-            num_bytes = len(packed) // (num_blocks - first)
-            parent = block_hashes[-1] if block_hashes else _root_hash(request)
-            for start in range(0, len(packed), num_bytes):
-                parent = blake2b(parent + packed[start : start + num_bytes], digest_size=_HASH_BYTES).digest()
-                block_hashes.append(parent)
-        return block_hashes
-
-
-def _pack(token_ids: list[int]) -> bytes:
-    """Token ids as little-endian 64-bit integers, on every machine."""
-    packed = array("q", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _root_hash(request: Request) -> bytes:
-    """Parent of a first block: whatever but tokens changes the KV or may not be shared.
-
-    Chaining carries it into every later block. Lengths keep the parts apart.
-    """
-    root = blake2b(digest_size=_HASH_BYTES)
-    for extra in (request.lora_id, request.cache_salt):
-        data = b"" if extra is None else b"=" + extra.encode("utf-8", "surrogatepass")
-        root.update(len(data).to_bytes(8, "little") + data)
-    return root.digest()

@@ -144,3 +144,21 @@ class SchedulerStats:
     """Verified draft lists (requests, not tokens)."""
     num_draft_tokens: int
     num_accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """What a scheduler tells those who choose between replicas: how busy it is, and how its prefix cache changed."""
+
+    sequence: int
+    """One more than that of the report before it, or the reader has missed one."""
+    is_snapshot: bool
+    """`added` is the whole cache, whatever the reader held."""
+    block_size: int
+    queued_tokens: int
+    """To be computed before the first token of a request that came now (`scheduler.backlog`)."""
+    prefill_rate: float
+    """Tokens a second, beside the decodes that run; 0 while it computes nothing."""
+    added: list[bytes]
+    """Block hashes (`scheduler.block_hashes`)."""
+    removed: list[bytes]

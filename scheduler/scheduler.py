@@ -480,6 +480,14 @@ class Scheduler:
             output_tokens=mean,
         )
 
+    def take_cache_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Hashes of the blocks that came into the prefix cache, and that left it, since the last call."""
+        return self.kv_cache_manager.block_pool.changes.take()
+
+    def cached_hashes(self) -> list[bytes]:
+        """Hashes of all blocks in the prefix cache."""
+        return self.kv_cache_manager.block_pool.cached_hashes()
+
     def stats(self) -> SchedulerStats:
         """Gauges as of now, and the counters."""
         return SchedulerStats(

@@ -8,19 +8,22 @@ import asyncio
 import gc
 import logging
 import os
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, astuple
 from typing import TypeVar
 
+import ray
+
 from cluster.awake import awake_timeout
 from cluster.engine.engine import Engine, QueueTooLong
 from cluster.engine.profile import profile_engine
 from cluster.engine.ray_executor import RayExecutor
+from cluster.engine.reporter import Reporter
 from cluster.engine.settings import EngineSettings
 from cluster.engine.thread import EngineThread
 from cluster.errors import EngineError
+from cluster.links.engine_views import engine_name
 from cluster.links.messages import READY, EngineStatus, GenerateRequest, GenerateSummary, StepRecord
 from cluster.links.token_sender import TokenSender
 from cluster.metrics.engine import EngineMetrics
@@ -45,7 +48,7 @@ class EngineReplica:
         """Blocks while the ranks load. Raises ExecutorError naming the rank and the phase that failed."""
         log_to_stderr()
         self._settings = settings
-        self._engine_id = f"engine-{uuid.uuid4().hex[:8]}"
+        self._engine_id = engine_name(ray.get_runtime_context().get_actor_id())
         self._metrics = EngineMetrics()
         self._clock = StageClock() if settings.worker.profile_steps else None
         self._pusher = self._start_pusher()
@@ -175,6 +178,7 @@ class EngineReplica:
         scheduler = Scheduler(self._settings.scheduler_config(limits), limits.num_blocks)
         if self._clock is not None:
             profile_engine(scheduler, self._executor, self._sender, self._metrics, self._clock)
+        self._reporting = asyncio.ensure_future(Reporter(scheduler, self._engine.prefill_rate, self._sender).run())
         return scheduler
 
     def _begin(self, request: GenerateRequest, answer: "Future[GenerateSummary]") -> None:

@@ -399,6 +399,13 @@ class Engine:
             kv_usage=stats.num_used_blocks / stats.num_blocks,
         )
 
+    def prefill_rate(self, num_decodes: int, decode_context: int) -> float:
+        """Tokens a second of a prompt beside so many decodes, which attend to `decode_context` tokens in all.
+
+        0 while the engine does not serve.
+        """
+        return self._step_times.prefill_rate(num_decodes, decode_context) if self._state == "ready" else 0.0
+
     def num_open_requests(self) -> int:
         return len(self._open)
 

@@ -59,6 +59,10 @@ class StepTimes:
         self._prefill_seconds, self._share_asked_at = 0.0, now
         return share
 
+    def prefill_rate(self, num_decodes: int, decode_context: int) -> float:
+        """Tokens a second of a chunk that takes what decodes leave of the budget; infinite when nothing is known."""
+        return self._model.prefill_rate(num_decodes, decode_context)
+
     def start_over(self) -> None:
         """The ranks are new: every shape is. What steps take has not changed."""
         self._seen.clear()

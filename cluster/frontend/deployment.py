@@ -23,6 +23,7 @@ from cluster.frontend.open_generations import DrainReport
 from cluster.frontend.settings import FrontendSettings
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.links.engine_statuses import ask_statuses
+from cluster.links.engine_views import process_views
 from cluster.links.messages import StepRecord
 from cluster.links.serve_engine_client import ServeEngineClient
 from cluster.links.serve_request_stream import ClientDeadlines
@@ -62,7 +63,8 @@ class Frontend:
         self._pusher.start()
         self._tokenizer = Tokenizer.load(settings.model_path)
         self._defaults = GenerationDefaults.load(settings.model_path)
-        self._receiver = TokenReceiver()
+        self._receiver = TokenReceiver(views=process_views() if settings.uses_views else None)
+        process_views().on_route = self._frontend_metrics.observe_route
         self._absence = Absence(self._read_engine_status, _STATUS_SECONDS)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

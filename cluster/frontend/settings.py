@@ -23,6 +23,8 @@ class FrontendSettings:
     """Set where there may be no engine: how long a request waits for one to load."""
     max_choices: int = 128
     """Most choices of one request: prompts x n."""
+    uses_views: bool = False
+    """Engines tell it of their caches and queues, for a router that chooses by them."""
 
     def __post_init__(self) -> None:
         if not self.model_name:

@@ -14,11 +14,14 @@ from cluster.engine.settings import EngineSettings
 from cluster.frontend.deployment import Frontend
 from cluster.frontend.settings import FrontendSettings
 from cluster.launch.placement import FRONTEND_CPUS
+from cluster.links.predicted_router import PredictedRouter
 from cluster.links.ready_router import ROUTING_SECONDS, ReadyRouter
-from cluster.settings.tree import Settings, autoscaling_options
+from cluster.settings.tree import RouterName, Settings, autoscaling_options
 
 FRONTEND = "frontend"
 ENGINE = "engine"
+ROUTERS: dict[RouterName, type] = {"predicted": PredictedRouter, "power_of_two": ReadyRouter}
+"""By `parallel.router`."""
 
 MAX_ONGOING_REQUESTS = 4096
 """Above what engines admit, so that queueing, priorities and refusals are the scheduler's and not Serve's."""
@@ -45,7 +48,7 @@ def build_app(settings: Settings, engine: EngineSettings, frontend: FrontendSett
         placement_group_strategy=engine.strategy,
         graceful_shutdown_timeout_s=HAND_OVER_SECONDS,
         request_router_config=RequestRouterConfig(
-            request_router_class=ReadyRouter, request_routing_stats_period_s=ROUTING_SECONDS
+            request_router_class=ROUTERS[settings.parallel.router], request_routing_stats_period_s=ROUTING_SECONDS
         ),
         **_common(),
         **_num_replicas(settings),

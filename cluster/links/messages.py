@@ -6,7 +6,7 @@ messages on the token link that the engine opens to each front end.
 
 from dataclasses import dataclass, field
 
-from scheduler.plan import RequestOutput
+from scheduler.plan import ReplicaReport, RequestOutput
 from scheduler.sampling_params import SamplingParams
 
 READY = "ready"
@@ -94,8 +94,16 @@ class Finish:
     reason: str
 
 
-EngineToFrontend = Admission | TokenBatch
-FrontendToEngine = Resume | Finish
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Front end to engine: send a snapshot of the prefix cache and then its changes, as long as this link lasts.
+
+    Sent again when a report was missed.
+    """
+
+
+EngineToFrontend = Admission | TokenBatch | ReplicaReport
+FrontendToEngine = Resume | Finish | Watch
 
 
 @dataclass(frozen=True, slots=True)

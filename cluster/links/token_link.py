@@ -10,17 +10,18 @@ from typing import Any
 
 import msgspec
 
-from cluster.links.messages import Admission, EngineToFrontend, Finish, FrontendToEngine, Resume, TokenBatch
+from cluster.links.messages import Admission, EngineToFrontend, Finish, FrontendToEngine, Resume, TokenBatch, Watch
+from scheduler.plan import ReplicaReport
 from workers.link import LinkError
 
 HEARTBEAT_SECONDS = 1.0
 HEARTBEAT = 5
 """The kind of a message that says only that its sender lives."""
 
-_KINDS: dict[type, int] = {Admission: 1, TokenBatch: 2, Resume: 3, Finish: 4}
+_KINDS: dict[type, int] = {Admission: 1, TokenBatch: 2, Resume: 3, Finish: 4, Watch: 6, ReplicaReport: 7}
 _encoder = msgspec.msgpack.Encoder()
-_from_engine = {_KINDS[each]: msgspec.msgpack.Decoder(each) for each in (Admission, TokenBatch)}
-_from_frontend = {_KINDS[each]: msgspec.msgpack.Decoder(each) for each in (Resume, Finish)}
+_from_engine = {_KINDS[each]: msgspec.msgpack.Decoder(each) for each in (Admission, TokenBatch, ReplicaReport)}
+_from_frontend = {_KINDS[each]: msgspec.msgpack.Decoder(each) for each in (Resume, Finish, Watch)}
 
 
 def encode_message(message: EngineToFrontend | FrontendToEngine) -> tuple[int, bytes]:

@@ -10,9 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from cluster.errors import ChunkserveError, EngineError, EngineLost, RequestError
-from cluster.links.messages import Admission, Finish, LinkAddress, Resume
+from cluster.links.engine_views import EngineViews
+from cluster.links.messages import Admission, Finish, LinkAddress, Resume, Watch
 from cluster.links.token_link import HEARTBEAT, HEARTBEAT_SECONDS, decode_from_engine, encode_message
-from scheduler.plan import RequestOutput
+from scheduler.plan import ReplicaReport, RequestOutput
 from workers.link import AsyncLink, LinkError, LinkListener
 
 logger = logging.getLogger(__name__)
@@ -113,8 +114,12 @@ class _Engine:
 class TokenReceiver:
     """Listens for engines and hands what they send to the channels that wait for it."""
 
-    def __init__(self, silence_seconds: float = 5.0) -> None:
-        """An engine of which nothing, not even a heartbeat, was heard for so long is taken for lost."""
+    def __init__(self, silence_seconds: float = 5.0, views: EngineViews | None = None) -> None:
+        """An engine of which nothing, not even a heartbeat, was heard for so long is taken for lost.
+
+        With `views` engines are asked for reports, which go there with what requests show.
+        """
+        self._views = views
         self._silence_seconds = silence_seconds
         self._listener = LinkListener(self._opened, self._received, self._closed)
         self._channels: dict[str, TokenChannel] = {}
@@ -148,6 +153,8 @@ class TokenReceiver:
     def release(self, request_id: str) -> None:
         """Whatever still comes for it is answered with an abort."""
         channel = self._channels.pop(request_id, None)
+        if self._views is not None:
+            self._views.settled(request_id)
         if channel is not None and channel.engine_id in self._engines:
             self._engines[channel.engine_id].channels.pop(request_id, None)
 
@@ -177,6 +184,8 @@ class TokenReceiver:
         for channel in waiting:
             if channel.finish_reason is not None:
                 link.send(*encode_message(Finish(channel.request_id, channel.finish_reason)))
+        if self._views is not None:
+            link.send(*encode_message(Watch()))
 
     def _received(self, link: AsyncLink, kind: int, payload: bytes) -> None:
         engine = self._engines.get(link.name)
@@ -192,12 +201,20 @@ class TokenReceiver:
                 channel.engine_id = link.name
                 engine.channels[message.request_id] = channel
                 channel.admit(message)
+                if self._views is not None:
+                    self._views.admitted(message.request_id)
                 if channel.finish_reason is not None:
                     link.send(*encode_message(Finish(channel.request_id, channel.finish_reason)))
+            return
+        if isinstance(message, ReplicaReport):
+            if self._views is not None and not self._views.update(link.name, message):
+                link.send(*encode_message(Watch()))
             return
         for output in message.outputs:
             channel = self._channel(engine, output.request_id)
             if channel is not None:
+                if self._views is not None and channel.num_tokens == 0:
+                    self._views.settled(output.request_id)
                 channel.put(output)
 
     def _channel(self, engine: _Engine, request_id: str) -> TokenChannel | None:
@@ -229,6 +246,8 @@ class TokenReceiver:
     def _give_up(self, engine_id: str, engine: _Engine) -> None:
         del self._engines[engine_id]
         engine.link.abort()
+        if self._views is not None:
+            self._views.lost(engine_id)
         cause = f"nothing was heard of {engine_id} for {self._silence_seconds:g} s"
         if engine.channels:
             logger.error("%s: %d requests are lost", cause, len(engine.channels))

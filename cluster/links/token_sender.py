@@ -7,70 +7,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from cluster.links.messages import Admission, GenerateSummary, LinkAddress, Resume, TokenBatch
+from cluster.links.messages import Admission, LinkAddress, Resume, TokenBatch, Watch
+from cluster.links.request_tokens import OnEnd, RequestTokens
 from cluster.links.token_link import HEARTBEAT, HEARTBEAT_SECONDS, decode_from_frontend, encode_message
-from scheduler.plan import PromptLogprobs, RequestOutput, TokenLogprobs
+from scheduler.plan import ReplicaReport, RequestOutput
 from workers.link import GREETING_SECONDS, MAX_BUFFERED_BYTES, AsyncLink, LinkError, connect
 
 logger = logging.getLogger(__name__)
 
-OnEnd = Callable[[GenerateSummary], None]
-"""Called once, when the request has ended."""
 FinishRequest = Callable[[str, str], None]
 """(request id, reason): the engine's `finish_request`."""
 
 _REDIAL_SECONDS = 0.2
-
-
-class RequestTokens:
-    """All that was said of one request so far, so that it can be said again after a lost link."""
-
-    def __init__(self, request_id: str, on_end: OnEnd) -> None:
-        self.request_id = request_id
-        self.admission: Admission | None = None
-        self.token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[PromptLogprobs] = []
-        self._num_cached_tokens = 0
-        self.finish_reason: str | None = None
-        self._error: str | None = None
-        self._on_end = on_end
-
-    def append(self, output: RequestOutput) -> None:
-        """Take one step's output; the last one ends the request."""
-        self.token_ids += output.new_token_ids
-        self._logprobs += output.logprobs or ()
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
-        if output.prompt_logprobs is not None:
-            self._prompt_logprobs.append(output.prompt_logprobs)
-        if output.finish_reason is not None:
-            self._error = output.error
-            self.end(output.finish_reason)
-
-    def end(self, finish_reason: str) -> None:
-        """Nothing comes after this."""
-        self.finish_reason = finish_reason
-        self._on_end(GenerateSummary(finish_reason, len(self.token_ids)))
-
-    def since(self, num_tokens: int) -> list[RequestOutput]:
-        """Outputs that bring a reader of `num_tokens` tokens (0 or more) up to now. None lacks its end."""
-        outputs = []
-        if num_tokens == 0:  # Prompt log-probabilities come before the first token.
-            outputs = [self._output([], prompt_logprobs=part) for part in self._prompt_logprobs]
-        if num_tokens < len(self.token_ids) or self.finish_reason is not None:
-            last = self._output(self.token_ids[num_tokens:])
-            last.logprobs = self._logprobs[num_tokens:] or None
-            last.finish_reason = self.finish_reason
-            last.error = self._error
-            outputs.append(last)
-        return outputs
-
-    def _output(self, token_ids: list[int], prompt_logprobs: PromptLogprobs | None = None) -> RequestOutput:
-        return RequestOutput(
-            self.request_id, token_ids, num_cached_tokens=self._num_cached_tokens, prompt_logprobs=prompt_logprobs
-        )
 
 
 class _Frontend:
@@ -92,6 +42,9 @@ class _Frontend:
         self.requests: dict[str, RequestTokens] = {}
         self._link: AsyncLink | None = None
         self._resumed = False
+        self.watches = False
+        """It wants reports; and has the snapshot on which they stand."""
+        self.has_snapshot = False
         self._changed = asyncio.Event()
         """The link has resumed, or is lost."""
 
@@ -141,7 +94,7 @@ class _Frontend:
             self._finish_request(tokens.request_id, "abort")
             tokens.end("abort")
 
-    def say(self, message: Admission | TokenBatch) -> None:
+    def say(self, message: Admission | TokenBatch | ReplicaReport) -> None:
         """Send now, or let the next `Resume` ask for it."""
         if self._link is not None and self._resumed:
             self._link.send(*encode_message(message))
@@ -160,6 +113,8 @@ class _Frontend:
             self._resumed = True
             self._changed.set()
             self._resume(message)
+        elif isinstance(message, Watch):
+            self.watches, self.has_snapshot = True, False
         elif message.request_id in self.requests:
             self._finish_request(message.request_id, message.reason)
 
@@ -178,7 +133,7 @@ class _Frontend:
             return
         if cause is not None and self.requests:
             logger.warning("token link lost: %s", cause)
-        self._resumed = False
+        self._resumed = self.watches = False
         self._changed.set()
 
 
@@ -242,6 +197,20 @@ class TokenSender:
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending += outputs
+
+    def wants_report(self) -> Literal["no", "changes", "snapshot"]:
+        """Whether any front end wants reports; "snapshot": one of them has none yet, or has missed something."""
+        watchers = [frontend for frontend in self._frontends.values() if frontend.watches]
+        if not watchers:
+            return "no"
+        return "changes" if all(frontend.has_snapshot for frontend in watchers) else "snapshot"
+
+    def report(self, changes: ReplicaReport, snapshot: Callable[[], ReplicaReport]) -> None:
+        """Send it to whoever wants reports. `snapshot` makes one of the same sequence for those that have none."""
+        for frontend in self._frontends.values():
+            if frontend.watches:
+                frontend.say(changes if frontend.has_snapshot else snapshot())
+                frontend.has_snapshot = True
 
     def _flush(self) -> None:
         outputs, self._pending = self._pending, []

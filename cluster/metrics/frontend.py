@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from cluster.errors import EngineError, RequestError
 from cluster.metrics.series import SERIES
-from cluster.metrics.snapshot import HistogramAccumulator, MetricsSnapshot
+from cluster.metrics.snapshot import HistogramAccumulator, MetricsSnapshot, SeriesKey
 
 
 class FrontendMetrics:
@@ -19,7 +19,9 @@ class FrontendMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._overhead = HistogramAccumulator(SERIES["http_overhead_seconds"].buckets)
+        self._view_age = HistogramAccumulator(SERIES["routing_view_age_seconds"].buckets)
         self._rejections: Counter[str] = Counter()
+        self._routes: Counter[str] = Counter()
 
     def observe_overhead(self, seconds: float) -> None:
         """Seconds from a request's arrival here to its hand-over to an engine: parsing, checks, tokenising."""
@@ -30,6 +32,13 @@ class FrontendMetrics:
         """A request was refused here, not by an engine. `reason` is one of a few fixed words."""
         with self._lock:
             self._rejections[reason] += 1
+
+    def observe_route(self, reason: str, view_age: float) -> None:
+        """An engine was chosen for a request. `view_age`: seconds since it had reported, 0 where views had no say."""
+        with self._lock:
+            self._routes[reason] += 1
+            if reason != "stale":
+                self._view_age.observe(view_age)
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
@@ -48,7 +57,14 @@ class FrontendMetrics:
     def snapshot(self) -> MetricsSnapshot:
         """Totals since this object was built."""
         with self._lock:
+            counters: dict[SeriesKey, float] = {
+                ("admission_rejections", reason): count for reason, count in self._rejections.items()
+            }
+            counters |= {("routed_requests", reason): count for reason, count in self._routes.items()}
             return MetricsSnapshot(
-                counters={("admission_rejections", reason): count for reason, count in self._rejections.items()},
-                histograms={("http_overhead_seconds",): self._overhead.totals()},
+                counters=counters,
+                histograms={
+                    ("http_overhead_seconds",): self._overhead.totals(),
+                    ("routing_view_age_seconds",): self._view_age.totals(),
+                },
             )

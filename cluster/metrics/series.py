@@ -103,4 +103,8 @@ SERIES: dict[str, Series] = {
     "http_overhead_seconds": Series(
         "histogram", "From a request's arrival to its hand-over to an engine.", (), OVERHEAD_SECONDS
     ),
+    "routed_requests": Series("counter", "Choices of an engine for a request, by why it was chosen.", ("reason",)),
+    "routing_view_age_seconds": Series(
+        "histogram", "Since the chosen engine had last told of its cache and queue.", (), STEP_SECONDS
+    ),
 }

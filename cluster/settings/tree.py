@@ -28,6 +28,7 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 APP_NAME = "chunkserve"
 """Of the Serve application, and of whose metrics actor its parts report to."""
 GIB = 1 << 30
+RouterName = Literal["predicted", "power_of_two"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class ParallelSettings:
     tensor_parallel_size: int = _setting(1, integer(1, 1024))
     placement: Placement = _setting("pack", choice("pack", "spread"))
     num_replicas: int = _setting(1, integer(1, 1024))
+    router: RouterName = _setting("predicted", choice("predicted", "power_of_two"))
+    """Who chooses the engine of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +304,7 @@ def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
         api_key_file=None if server.api_key_file is None else str(Path(server.api_key_file).expanduser().absolute()),
         max_body_mb=server.max_body_mb,
         wake_seconds=scaling.wake_seconds if scaling.max_replicas and not scaling.min_replicas else None,
+        uses_views=settings.parallel.router == "predicted",
     )
 
 

@@ -9,6 +9,8 @@ import pytest
 from cluster.errors import ConfigError
 from cluster.launch.app import build_app
 from cluster.launch.builder import build
+from cluster.links.predicted_router import PredictedRouter
+from cluster.links.ready_router import ReadyRouter
 from cluster.models.store import StoredModel
 from cluster.settings.source import resolve
 from cluster.settings.tree import Device, engine_settings, frontend_settings
@@ -35,6 +37,7 @@ def versions(*words: str) -> dict[str, str]:
         ("parallel.placement=spread", {"engine"}),
         ("autoscaling.max_replicas=3", set()),
         ("autoscaling.target_kv_usage=0.5", set()),
+        ("parallel.router=power_of_two", {"frontend"}),
     ],
 )
 def test_only_what_is_built_from_other_settings_is_replaced(word: str, replaced: set[str]) -> None:
@@ -54,3 +57,16 @@ def test_serve_builds_it_from_a_tree_and_not_from_the_machine(monkeypatch: pytes
     assert engine.init_args[0].worker.model_path == "/model"
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         build({"parallel": {"tensor_paralel_size": 2}})
+
+
+@pytest.mark.parametrize(
+    ("word", "router"), [("parallel.router=predicted", PredictedRouter), ("parallel.router=power_of_two", ReadyRouter)]
+)
+def test_who_chooses_engines(word: str, router: type) -> None:
+    device = Device()
+    settings = resolve(device, None, [word]).settings
+    frontend = frontend_settings(settings, "/model")
+    app: Any = build_app(settings, engine_settings(settings, "/model", device), frontend)
+    engine = app._bound_deployment.init_args[1]._bound_deployment
+    assert engine._deployment_config.request_router_config.get_request_router_class() is router
+    assert frontend.uses_views == (router is PredictedRouter)

@@ -146,6 +146,7 @@ def test_a_section_given_as_a_setting_is_told_its_settings() -> None:
         "cache.memory_gb=.inf",
         "parallel.num_replicas=0",
         "parallel.num_replicas=1..3",
+        "parallel.router=prefix_affinity",
         "parallel.num_replicas=true",
         "autoscaling.min_replicas=-1",
         "autoscaling.max_replicas=1.5",

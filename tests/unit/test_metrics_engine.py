@@ -290,3 +290,14 @@ def test_a_front_end_counts_refusals_and_overhead() -> None:
     snapshot = frontend.snapshot()
     assert snapshot.counters == {("admission_rejections", "queue"): 2}
     assert totals(snapshot, "http_overhead_seconds") == (1, 0.002)
+
+
+def test_routes_by_reason_and_the_age_of_what_was_known() -> None:
+    frontend = FrontendMetrics()
+    for reason, age in (("hit", 0.03), ("hit", 0.2), ("least_work", 0.0), ("stale", 0.0)):
+        frontend.observe_route(reason, age)
+    snapshot = frontend.snapshot()
+    routed = {key[1]: count for key, count in snapshot.counters.items() if key[0] == "routed_requests"}
+    assert routed == {"hit": 2, "least_work": 1, "stale": 1}
+    ages = snapshot.histograms[("routing_view_age_seconds",)]
+    assert (sum(ages.counts), round(ages.sum, 3)) == (3, 0.23)

@@ -10,9 +10,10 @@ from link_peers import DEADLINE, HOST, Ends, Listening, until
 from cluster.errors import EngineError, RequestError
 from cluster.links import token_receiver, token_sender
 from cluster.links.messages import Admission, Finish, GenerateSummary, LinkAddress, Resume, TokenBatch
+from cluster.links.request_tokens import RequestTokens
 from cluster.links.token_link import decode_from_engine, decode_from_frontend, encode_message
 from cluster.links.token_receiver import TokenChannel, TokenReceiver
-from cluster.links.token_sender import RequestTokens, TokenSender
+from cluster.links.token_sender import TokenSender
 from scheduler.plan import PromptLogprobs, RequestOutput, TokenLogprobs
 from workers.link import LinkError, connect
 
