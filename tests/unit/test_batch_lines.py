@@ -108,9 +108,14 @@ def test_files_elsewhere_are_read_and_written() -> None:
 @pytest.mark.parametrize("place", ["memory://batches/cut", "local"])
 def test_a_file_that_is_not_written_to_its_end_does_not_appear(place: str, tmp_path: Path) -> None:
     path = str(tmp_path / "out") if place == "local" else place
-    with pytest.raises(KeyboardInterrupt), written_whole(path) as write:
-        write(b"one\n")
-        raise KeyboardInterrupt
+
+    def write_half() -> None:
+        with written_whole(path) as write:
+            write(b"one\n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
     assert not files.exists(path)
 
 
