@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from batch_inputs import line, rows, write_lines
@@ -15,7 +16,7 @@ from cluster.batch.journal import Journal
 
 
 class _Echo(BaseHTTPRequestHandler):
-    keys: set[str | None] = set()
+    keys: ClassVar[set[str | None]] = set()
 
     def do_POST(self) -> None:
         self.keys.add(self.headers.get("authorization"))
