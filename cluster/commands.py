@@ -132,6 +132,7 @@ def _preflight(options: argparse.Namespace) -> int:
 
 
 def _batch(options: argparse.Namespace) -> int:
+    from cluster.frontend.api_keys import read_keys
     from cluster.jobs.command import BatchJob, run_job
     from cluster.jobs.options import job_paths, read_key
 
@@ -142,7 +143,8 @@ def _batch(options: argparse.Namespace) -> int:
         key = read_key(options.api_key_file) if options.api_key_file else None
         url = options.url.rstrip("/").removesuffix("/v1")
         return run_job(BatchJob(paths, options.concurrency, options.retry_seconds, key, url), _say)
-    key = resolve(find_device(), options.config, options.settings).settings.server.api_key
+    server = resolve(find_device(), options.config, options.settings).settings.server
+    key = read_keys(Path(server.api_key_file).expanduser())[0] if server.api_key_file else server.api_key
     words = ["--config", str(options.config), *options.settings] if options.config else options.settings
     job = BatchJob(paths, options.concurrency, options.retry_seconds, key, address=options.address, service_words=words)
     return run_job(job, _say)

@@ -37,11 +37,12 @@ class BatchService:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         with (self._store.directory / "lock").open("wb") as lock:
-            while not _try_lock(lock):
-                await asyncio.sleep(LOOK_SECONDS)
+            leads = False
             while True:
                 try:
-                    await self._run_waiting()
+                    leads = leads or _try_lock(lock)
+                    if leads:
+                        await self._run_waiting()
                 except (ChunkserveError, OSError) as error:
                     logger.error("batches cannot be run now: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
@@ -90,10 +91,10 @@ class BatchService:
         """Write down how far it is, and cancel it when that is wished; whether it came to its end."""
         try:
             while not running.done():
-                _count(batch, journal)
-                await asyncio.to_thread(self._store.put_batch, batch)
                 if self._store.is_cancelled(batch["id"]):
                     running.cancel()
+                _count(batch, journal)
+                await asyncio.to_thread(self._store.put_batch, batch)
                 await asyncio.wait([running], timeout=LOOK_SECONDS)
             if running.cancelled():
                 return False

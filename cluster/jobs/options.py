@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cluster.batch.files import exists, local_path
 from cluster.errors import ConfigError
+from cluster.frontend.api_keys import read_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,8 @@ def job_paths(input: str, output: str, errors: str | None, journal: Path | None)
 
 
 def read_key(path: Path) -> str:
-    """The first line of a file that holds an API key. Raises ConfigError if there is none."""
+    """The first key of a file like those of `server.api_key_file`. Raises ConfigError if there is none."""
     try:
-        lines = path.read_text().split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}") from error
-    if not lines:
-        raise ConfigError(f"--api-key-file {path} is empty")
-    return lines[0]
+        return read_keys(path)[0]
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("server.api_key_file", "--api-key-file", 1)) from error
