@@ -85,7 +85,12 @@ class Frontend:
         return app
 
     async def drain(self, seconds: float) -> DrainReport:
-        """Refuse what is new, and return when all that is open has ended, after `seconds` by force."""
+        """Refuse what is new, and return when all that is open has ended, after `seconds` by force.
+
+        A batch goes on in another front end or after the next start: nobody waits for its requests.
+        """
+        if self._batches is not None:
+            self._batches.cancel()
         return await self._server.open_generations.drain(seconds)
 
     async def __del__(self) -> None:
