@@ -55,7 +55,7 @@ class LineParser:
             if fields.get("method", "POST") != "POST":
                 raise _Wrong("method must be POST")
             url = fields.get("url")
-            if url not in self._endpoints:
+            if not isinstance(url, str) or url not in self._endpoints:
                 raise _Wrong(f"url must be {' or '.join(self._endpoints)}")
             body = fields.get("body")
             if not isinstance(body, dict):
