@@ -16,6 +16,7 @@ NAMES = (
     "survival",
     "two_nodes",
     "autoscaling",
+    "batch_kills",
     "gpu_check",
     "all_reduce_speed",
     "attention_speed",

@@ -1,13 +1,14 @@
-"""The commands: `chunkserve serve`, `chunkserve preflight`, `chunkserve check-config`, `chunkserve prepare`,
-`chunkserve model fetch`.
+"""The commands: `chunkserve serve`, `chunkserve preflight`, `chunkserve batch`, `chunkserve check-config`,
+`chunkserve prepare`, `chunkserve model fetch`.
 
 Exit status 0 is success (a service that was asked to stop included), 1 a failure while running, 2 a wrong setting or
 command line. Errors are one line on standard error.
 """
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster.errors import ChunkserveError, ConfigError
@@ -49,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(preflight)
     preflight.set_defaults(command=_preflight)
 
+    _add_batch(commands.add_parser("batch", help="answer every line of a file, on an engine of its own or a service"))
+
     check = commands.add_parser("check-config", help="print every setting with where its value came from")
     _add_settings(check)
     check.set_defaults(command=_check_config)
@@ -65,16 +68,43 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_address(parser: argparse.ArgumentParser) -> None:
+def _add_address(parser: argparse.ArgumentParser, default: str | None = None, note: str = "") -> None:
     parser.add_argument(
         "--address",
-        help="a running Ray cluster to use (host:port, or auto); without it Ray is started and stopped again",
+        default=default,
+        help=f"a running Ray cluster to use (host:port, or auto); without it Ray is started and stopped again{note}",
     )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings; the last word wins")
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input", required=True, metavar="PATH", help="requests, in OpenAI's batch format")
+    parser.add_argument("--output", required=True, metavar="PATH", help="their answers, in the input's order")
+    parser.add_argument("--errors", metavar="PATH", help="lines that have none, and why (OUTPUT.errors.jsonl)")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="what is done so far (OUTPUT.journal)")
+    parser.add_argument("--url", help="a running service (http://host:port), used at the lowest priority")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key of the service at --url")
+    parser.add_argument("--concurrency", type=_positive(int), default=64, metavar="N", help="lines in flight (64)")
+    parser.add_argument(
+        "--retry-seconds", type=_positive(float), default=600.0, metavar="S", help="how long no answer is borne (600)"
+    )
+    _add_address(parser, os.environ.get("RAY_ADDRESS"), "; RAY_ADDRESS, as a Ray job has it, is the default")
+    _add_settings(parser)
+    parser.set_defaults(command=_batch)
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError("it must be above 0")
+        return value
+
+    return parse
 
 
 def _say(line: str) -> None:
@@ -99,6 +129,25 @@ def _preflight(options: argparse.Namespace) -> int:
 
     resolved = resolve(find_device(), options.config, options.settings)
     return preflight(resolved.settings, resolved.device, options.address, _say)
+
+
+def _batch(options: argparse.Namespace) -> int:
+    from cluster.frontend.api_keys import read_keys
+    from cluster.jobs.command import BatchJob, run_job
+    from cluster.jobs.options import job_paths, read_key
+
+    paths = job_paths(options.input, options.output, options.errors, options.journal)
+    if options.url is not None:
+        if options.settings or options.config:
+            raise ConfigError("settings are for the batch's own service: leave them out with --url")
+        key = read_key(options.api_key_file) if options.api_key_file else None
+        url = options.url.rstrip("/").removesuffix("/v1")
+        return run_job(BatchJob(paths, options.concurrency, options.retry_seconds, key, url), _say)
+    server = resolve(find_device(), options.config, options.settings).settings.server
+    key = read_keys(Path(server.api_key_file).expanduser())[0] if server.api_key_file else server.api_key
+    words = ["--config", str(options.config), *options.settings] if options.config else options.settings
+    job = BatchJob(paths, options.concurrency, options.retry_seconds, key, address=options.address, service_words=words)
+    return run_job(job, _say)
 
 
 def _check_config(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from cluster.awake import awake_timeout
 from cluster.errors import EngineError
 from cluster.frontend.absence import Absence
 from cluster.frontend.api import ApiServer, build_app
+from cluster.frontend.batches import add_batches
 from cluster.frontend.debug import debug_router
 from cluster.frontend.generation_defaults import GenerationDefaults
 from cluster.frontend.health import Health
@@ -81,15 +82,23 @@ class Frontend:
             echo_request_id=False,  # Serve does
         )
         app.include_router(debug_router(self._last_steps))
+        self._batches = add_batches(app, self._settings)
         self._server: ApiServer = app.state.server
         return app
 
     async def drain(self, seconds: float) -> DrainReport:
-        """Refuse what is new, and return when all that is open has ended, after `seconds` by force."""
+        """Refuse what is new, and return when all that is open has ended, after `seconds` by force.
+
+        A batch goes on in another front end or after the next start: nobody waits for its requests.
+        """
+        if self._batches is not None:
+            self._batches.cancel()
         return await self._server.open_generations.drain(seconds)
 
     async def __del__(self) -> None:
         """Serve calls this at the end of a graceful shutdown."""
+        if hasattr(self, "_batches") and self._batches is not None:
+            self._batches.cancel()
         if hasattr(self, "_receiver"):
             await self._receiver.close()
         if hasattr(self, "_pusher"):

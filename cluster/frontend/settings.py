@@ -21,6 +21,10 @@ class FrontendSettings:
     """Largest request body, in MiB; a larger one is a 413 before it was read."""
     wake_seconds: float | None = None
     """Set where there may be no engine: how long a request waits for one to load."""
+    batch_directory: str | None = None
+    """Where uploaded files and batches are kept; without it there are none. All front ends must see the same one."""
+    max_file_mb: float = 200.0
+    """Largest uploaded file, in MiB."""
     max_choices: int = 128
     """Most choices of one request: prompts x n."""
     uses_views: bool = False
@@ -31,7 +35,7 @@ class FrontendSettings:
             raise ValueError("model_name is empty; clients need a name to ask for")
         if self.api_key == "":
             raise ValueError("api_key is empty; leave it out to accept requests without a key")
-        for name in ("max_body_mb", "max_choices"):
+        for name in ("max_body_mb", "max_choices", "max_file_mb"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")

@@ -134,6 +134,13 @@ class AttentionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSettings:
+    directory: str | None = _setting(None, text, unset="none")
+    """Of uploaded files and batches; None: no /v1/files and no /v1/batches."""
+    max_file_mb: float = _setting(200.0, number(0, above=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole tree. Build it with `cluster.settings.source.resolve`, which also fills what the device decides."""
 
@@ -144,6 +151,7 @@ class Settings:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     attention: AttentionSettings = field(default_factory=AttentionSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
 
     @property
     def most_replicas(self) -> int:
@@ -173,6 +181,7 @@ SECTIONS: dict[str, type] = {
     "scheduler": SchedulerSettings,
     "cache": CacheSettings,
     "attention": AttentionSettings,
+    "batch": BatchSettings,
 }
 
 _FIELDS = {f"{section}.{item.name}": item for section, kind in SECTIONS.items() for item in fields(kind)}
@@ -208,6 +217,8 @@ def check(settings: Settings) -> None:
         if value_of(settings, name) is not None:
             raise ConfigError(f"{name} is not supported yet; leave it unset")
     _check_replicas(settings)
+    if settings.batch.directory is not None and settings.scheduler.policy != "priority":
+        raise ConfigError("batch.directory needs scheduler.policy=priority: batches must not delay other requests")
     max_len = settings.model.max_len
     # Where the limit on lengths is the model's, what depends on it is checked again when the engine knows it.
     engine = engine_settings(settings, settings.model.path, Device())
@@ -301,11 +312,17 @@ def frontend_settings(settings: Settings, model_path: str) -> FrontendSettings:
         app_name=APP_NAME,
         api_key=server.api_key,
         # Front ends run in other directories than the launcher.
-        api_key_file=None if server.api_key_file is None else str(Path(server.api_key_file).expanduser().absolute()),
+        api_key_file=_absolute(server.api_key_file),
         max_body_mb=server.max_body_mb,
         wake_seconds=scaling.wake_seconds if scaling.max_replicas and not scaling.min_replicas else None,
         uses_views=settings.parallel.router == "predicted",
+        batch_directory=_absolute(settings.batch.directory),
+        max_file_mb=settings.batch.max_file_mb,
     )
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _found(value: int | None, name: str) -> int:

@@ -346,3 +346,12 @@ def test_secrets_are_never_shown() -> None:
 )
 def test_the_shipped_files_are_valid(file: Path) -> None:
     assert any(source.startswith(str(file)) for source in resolve(CPU, file).sources.values())
+
+
+def test_batches_of_the_service_must_not_delay_others() -> None:
+    with pytest.raises(ConfigError, match=r"batch\.directory needs scheduler\.policy=priority"):
+        settings("batch.directory=b")
+    chosen = settings("batch.directory=b", "scheduler.policy=priority", "batch.max_file_mb=0.5")
+    frontend = frontend_settings(chosen, "/models/x")
+    assert (frontend.batch_directory, frontend.max_file_mb) == (str(Path("b").absolute()), 0.5)
+    assert frontend_settings(settings(), "/models/x").batch_directory is None

@@ -1,0 +1,1 @@
+"""Batches: many requests in a file, each answered exactly once. Knows neither Ray, engines nor the command line."""
