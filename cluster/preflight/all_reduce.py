@@ -36,7 +36,7 @@ class SumTimes:
     """Seconds, by size."""
 
     def __str__(self) -> str:
-        times = (f"{_size(size)} in {1e3 * median:.2f} ms" for size, median in zip(SIZES, self.medians, strict=True))
+        times = (f"{_size(size)} in {1e3 * median:.2g} ms" for size, median in zip(SIZES, self.medians, strict=True))
         return f"over {self.transport}: {', '.join(times)} (p50)"
 
 
