@@ -9,7 +9,6 @@ python -m benchmarks faults stop-worker --count 5 --every 20 --seed 3
 | stop-worker    | SIGSTOP to a rank: it holds its sockets and says nothing                           |
 | slow-worker    | a rank runs a tenth of the time, for five seconds                                  |
 | starve-worker  | a rank gets no more memory from the system                                         |
-| stall-recovery | SIGSTOP to all spare workers, SIGKILL to a rank, and SIGCONT 25 seconds later      |
 | kill-engine    | SIGKILL to an engine                                                               |
 | stop-engine    | SIGSTOP to an engine                                                               |
 | pause-engine   | SIGSTOP to an engine, and SIGCONT nine seconds later                               |
@@ -39,14 +38,12 @@ from pathlib import Path
 import psutil
 
 from benchmarks.counts import positive
-from benchmarks.service_processes import ENGINE, FRONTEND, WORKER, FaultError, ServiceProcesses
+from benchmarks.service_processes import ENGINE, FRONTEND, FaultError, ServiceProcesses
 
 SLOW_SECONDS = 5.0
 ENGINE_PAUSE_SECONDS = 9.0
 """Long enough for front ends to give its streams to another engine, and too short for Serve to replace it."""
 FRONTEND_PAUSE_SECONDS = 10.0
-RECOVERY_STALL_SECONDS = 25.0
-"""Longer than an engine keeps its requests while it recovers, and shorter than it waits for a spare."""
 DEPLOY_SECONDS = 240.0
 _PIDFD_GETFD = 438  # Linux 5.6, all architectures
 
@@ -74,24 +71,6 @@ def kill_worker(processes: ServiceProcesses, rng: random.Random) -> str:
 
 def stop_worker(processes: ServiceProcesses, rng: random.Random) -> str:
     return _suspend(rng.choice(processes.ranks()), "rank")
-
-
-def stall_recovery(processes: ServiceProcesses, rng: random.Random) -> str:
-    """Blocks while it lasts."""
-    ranks = processes.ranks()
-    spares = [process for process in processes.named(WORKER) if process not in ranks]
-    if not spares:
-        raise FaultError("no engine has a spare")
-    for spare in spares:
-        spare.suspend()
-    try:
-        killed = _kill(rng.choice(ranks), "rank")
-        time.sleep(RECOVERY_STALL_SECONDS)
-    finally:
-        for spare in spares:
-            with suppress(psutil.NoSuchProcess):
-                spare.resume()
-    return f"{killed}; {len(spares)} spares were stopped for {RECOVERY_STALL_SECONDS:g} s"
 
 
 def kill_engine(processes: ServiceProcesses, rng: random.Random) -> str:
@@ -195,7 +174,7 @@ FAULTS: dict[str, Fault] = {
     function.__name__.replace("_", "-"): function
     for function in (
         kill_worker, stop_worker, slow_worker, starve_worker, kill_engine, stop_engine, pause_engine, pause_frontend,
-        kill_node, cut_link, garbage, full_disk, redeploy, stall_recovery,
+        kill_node, cut_link, garbage, full_disk, redeploy,
     )
 }  # fmt: skip
 

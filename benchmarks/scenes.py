@@ -69,7 +69,6 @@ SCENES = {
     "kill-engine": Scene("kill-engine", (), 1, 12.0),
     "kill-engine-of-two": Scene("kill-engine", _TWO, 2, 1.0),
     "stop-engine-of-two": Scene("stop-engine", _TWO, 2, 15.0),
-    "stall-recovery": Scene("stall-recovery", _TWO, 2, 15.0, same_engines=True),
     "resume-engine": Scene("pause-engine", _TWO, 2, 15.0, same_engines=True),
     "slow-client": Scene(None, (), 1, 1.0, client=stalling),
     "slow-frontend": Scene("pause-frontend", ("server.num_frontends=2",), 1, 1.0, hits_some=True),
