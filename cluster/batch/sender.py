@@ -17,6 +17,8 @@ CONNECT_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
 LONGEST_RETRY_AFTER_SECONDS = 60.0
+MOST_FAULTS = 5
+"""Of the service at one line: then it is the line's, which may be what kills the ranks each time."""
 _NOT_NOW = frozenset({408, 429})
 
 
@@ -30,11 +32,16 @@ class Answer:
 
 
 class _NotNowError(Exception):
-    """Another time the answer may be another one. `busy`: the service lives and says when."""
+    """Another time the answer may be another one. `busy`: the service lives and says when. `fault`: its own answer to
+    this line, which it should not give.
+    """
 
-    def __init__(self, reason: str, *, busy: bool = False, retry_after: float = 0.0) -> None:
+    def __init__(
+        self, reason: str, *, busy: bool = False, retry_after: float = 0.0, fault: Answer | None = None
+    ) -> None:
         super().__init__(reason)
         self.busy = busy
+        self.fault = fault
         self.retry_after = retry_after
 
 
@@ -43,7 +50,8 @@ class Sender:
 
     A line that cannot be answered now is sent again, with growing pauses, for `patience_seconds` after its first
     failure. Then, if no other line was answered in that time either, the service is gone: EngineError. If others
-    were, it is this line's fault, which then fails; but a line that is refused as one too many goes on waiting.
+    were, it is this line's fault, which then fails, as it does after MOST_FAULTS answers of 500; but a line that is
+    refused as one too many goes on waiting.
     """
 
     def __init__(self, client: httpx.AsyncClient, priority: int, patience_seconds: float) -> None:
@@ -57,10 +65,14 @@ class Sender:
         """What the service says for good. Raises EngineError when it is gone, or refuses the key."""
         pause = FIRST_PAUSE_SECONDS
         failing_since: float | None = None
+        faults = 0
         while True:
             try:
                 answer = await self._post(line)
             except _NotNowError as error:
+                faults += error.fault is not None
+                if error.fault is not None and faults == MOST_FAULTS:
+                    return error.fault
                 now = time.monotonic()
                 failing_since = now if failing_since is None else failing_since
                 if now - failing_since > self._patience:
@@ -97,9 +109,12 @@ def _judge(response: httpx.Response) -> Answer:
     is_error = status >= 400 and isinstance(body.get("error"), dict)
     if not (is_error or (status == 200 and body)):
         raise _NotNowError(f"status {status} without an answer of the API")
+    answer = Answer(status, response.headers.get("x-request-id", ""), body)
     if status >= 500 and response.headers.get("x-should-retry") != "false":
-        raise _NotNowError(f"status {status}: {body['error'].get('message')}", retry_after=_retry_after(response))
-    return Answer(status, response.headers.get("x-request-id", ""), body)
+        fault = answer if status == 500 else None
+        reason = f"status {status}: {body['error'].get('message')}"
+        raise _NotNowError(reason, retry_after=_retry_after(response), fault=fault)
+    return answer
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

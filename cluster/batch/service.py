@@ -11,7 +11,7 @@ import httpx
 
 from cluster.batch.assemble import assemble
 from cluster.batch.files import Identity, identify
-from cluster.batch.journal import Journal
+from cluster.batch.journal import Counts, Journal
 from cluster.batch.runner import BatchRun
 from cluster.batch.sender import Sender
 from cluster.batch.store import FINAL, RESULTS, BatchStore, Record
@@ -45,6 +45,8 @@ class BatchService:
                         await self._run_waiting()
                 except (ChunkserveError, OSError) as error:
                     logger.error("batches cannot be run now: %s", error)
+                except Exception:  # Whatever is wrong with one batch, later ones need somebody who runs them.
+                    logger.exception("batches cannot be run now")
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def _run_waiting(self) -> None:
@@ -62,6 +64,11 @@ class BatchService:
         except (ChunkserveError, KeyError) as error:
             logger.error("batch %s: %r", batch["id"], error)
             await self._end(batch, "failed", "the input file is no more there, or cannot be read")
+            return
+        if journal.finished is not None:
+            journal.close()
+            await asyncio.to_thread(self._describe_results, batch, journal.finished)
+            await self._end(batch, "completed")
             return
         try:
             batch["status"] = "in_progress"
@@ -82,9 +89,13 @@ class BatchService:
     def _publish(self, batch: Record, journal: Journal, identity: Identity) -> None:
         output, errors = (self._store.result_path(batch["id"], kind) for kind in RESULTS)
         assemble(journal, identity, str(output), str(errors))
-        _count(batch, journal)
+        self._describe_results(batch, journal.counts)
+
+    def _describe_results(self, batch: Record, counts: Counts) -> None:
+        """Of files that are in place."""
+        _count(batch, counts)
         batch["output_file_id"] = self._store.publish(batch["id"], "output")
-        if errors.exists():
+        if self._store.result_path(batch["id"], "errors").exists():
             batch["error_file_id"] = self._store.publish(batch["id"], "errors")
 
     async def _follow(self, running: "asyncio.Task[None]", batch: Record, journal: Journal) -> bool:
@@ -93,7 +104,7 @@ class BatchService:
             while not running.done():
                 if self._store.is_cancelled(batch["id"]):
                     running.cancel()
-                _count(batch, journal)
+                _count(batch, journal.counts)
                 await asyncio.to_thread(self._store.put_batch, batch)
                 await asyncio.wait([running], timeout=LOOK_SECONDS)
             if running.cancelled():
@@ -115,8 +126,7 @@ class BatchService:
         self._store.journal(batch["id"]).unlink(missing_ok=True)
 
 
-def _count(batch: Record, journal: Journal) -> None:
-    counts = journal.counts
+def _count(batch: Record, counts: Counts) -> None:
     batch["request_counts"] |= {"completed": counts.answers, "failed": counts.errors}
 
 

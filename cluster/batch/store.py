@@ -70,6 +70,10 @@ class BatchStore:
         """The newest first."""
         return _sorted(path / "file.json" for path in self._files.iterdir())
 
+    def is_read(self, file_id: str) -> bool:
+        """Whether a batch that has not ended reads it."""
+        return any(batch["input_file_id"] == file_id and batch["status"] not in FINAL for batch in self.batches())
+
     def delete_file(self, file_id: str) -> None:
         folder = self._folder(file_id)
         if not (folder / "file.json").exists():

@@ -83,6 +83,8 @@ class _BatchRoutes:
 
     async def delete_file(self, file_id: str) -> Response:
         """DELETE /v1/files/{file_id}."""
+        if await asyncio.to_thread(self._store.is_read, file_id):
+            raise RequestError("a batch reads this file; cancel the batch first", "file_id", 409)
         await _found(self._store.delete_file, file_id)
         return _json({"id": file_id, "object": "file", "deleted": True})
 

@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from api_errors import check_error
 from api_fakes import MODEL, FakeEngineClient, http_client, make_app
 from batch_inputs import line
 
-from cluster.batch import service
+from cluster.batch import sender, service
 from cluster.batch.store import FINAL
 from cluster.frontend.batches import add_batches
 from cluster.frontend.settings import FrontendSettings
@@ -25,9 +26,13 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def front_end(folder: Path, runs: bool = True, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A front end over the directory; without `runs` it has the routes only."""
+async def front_end(
+    folder: Path, runs: bool = True, fault: Exception | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A front end over the directory; without `runs` it has the routes only. `fault`: of its engine, each time."""
     engine = FakeEngineClient()
+    if fault is not None:
+        engine.fault_at, engine.fault = 1, fault
     app = make_app(engine, **settings)
     running = add_batches(app, FrontendSettings("/nowhere", MODEL, batch_directory=str(folder), max_file_mb=0.01))
     assert running is not None
@@ -116,6 +121,43 @@ async def test_what_a_front_end_leaves_another_one_ends(tmp_path: Path) -> None:
         assert len(await content(http, batch["output_file_id"])) == 1
 
 
+async def test_a_batch_that_was_done_when_its_front_end_died_is_not_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front_end(tmp_path, runs=False) as http:
+        batch_id = (await create(http, await upload(http, request("a"), "{"))).json()["id"]
+    with monkeypatch.context() as death:
+        ends = asyncio.Event()
+
+        async def die(*_: Any) -> None:
+            ends.set()
+            await asyncio.Event().wait()
+
+        death.setattr(service.BatchService, "_end", die)
+        async with front_end(tmp_path), asyncio.timeout(20):
+            await ends.wait()
+    monkeypatch.setattr(service, "BatchRun", None)  # Whoever runs it again fails.
+    async with front_end(tmp_path) as http:
+        batch = await ended(http, batch_id)
+        assert batch["status"] == "completed"
+        assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+        assert len(await content(http, batch["output_file_id"])) == 1
+        assert len(await content(http, batch["error_file_id"])) == 1
+
+
+async def test_a_fault_of_the_service_at_a_line_is_its_error_and_batches_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "FIRST_PAUSE_SECONDS", 0.001)
+    async with front_end(tmp_path, fault=ValueError("a bug")) as http:
+        for _ in range(2):
+            batch_id = (await create(http, await upload(http, request("a")))).json()["id"]
+            batch = await ended(http, batch_id)
+            assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 1)
+            errors = await content(http, batch["error_file_id"])
+            assert errors[0]["response"]["status_code"] == 500
+
+
 async def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path) -> None:
     async with front_end(tmp_path, runs=False) as http:
         batch_id = (await create(http, await upload(http, request("a")))).json()["id"]
@@ -130,8 +172,9 @@ async def test_a_batch_whose_file_is_gone_fails(tmp_path: Path) -> None:
     async with front_end(tmp_path, runs=False) as http:
         file_id = await upload(http, request("a"))
         batch_id = (await create(http, file_id)).json()["id"]
-        assert (await http.delete(f"/v1/files/{file_id}")).json()["deleted"]
-        assert (await http.delete(f"/v1/files/{file_id}")).status_code == 404
+        check_error(await http.delete(f"/v1/files/{file_id}"), 409, "file_id")
+        (tmp_path / "files" / file_id / "file.json").unlink()
+        assert (await http.delete(f"/v1/files/{file_id}")).status_code == 409
     async with front_end(tmp_path) as http:
         batch = await ended(http, batch_id)
         assert batch["status"] == "failed"

@@ -174,3 +174,11 @@ async def test_a_line_that_is_one_too_many_waits_as_long_as_others_are_answered(
     service = PickyService(error(429, "full"), 30)
     assert await batch.run(service) == Counts(61, 0)
     assert service.times == 0
+
+
+async def test_a_line_that_the_service_cannot_compute_is_not_sent_for_ever(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, [line("bad"), *(line(f"l{number}") for number in range(3))])
+    service = PickyService(error(500, "internal error"), 10**9)
+    assert await batch.run(service) == Counts(3, 1)
+    assert 10**9 - service.times == sender.MOST_FAULTS
+    assert rows(batch.errors)[0]["response"]["status_code"] == 500
