@@ -1,6 +1,7 @@
 """One line sent to a service, again and again while the service cannot answer it."""
 
 import asyncio
+import json
 import random
 import time
 from dataclasses import dataclass
@@ -91,7 +92,13 @@ class Sender:
     async def _post(self, line: BatchLine) -> Answer:
         timeout = httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS)
         try:
-            response = await self._client.post(line.url, json=line.body | {"priority": self._priority}, timeout=timeout)
+            content = json.dumps(line.body | {"priority": self._priority}, allow_nan=False, ensure_ascii=False).encode()
+        except ValueError as error:
+            reason = "a text that is not Unicode" if isinstance(error, UnicodeError) else "a number that is not finite"
+            return Answer(400, "", _failure(f"body holds {reason}", "invalid_request_error", None))
+        headers = {"content-type": "application/json"}
+        try:
+            response = await self._client.post(line.url, content=content, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise _NotNowError(f"{type(error).__name__} {error}".strip()) from error
         return _judge(response)
@@ -130,5 +137,5 @@ def _retry_after(response: httpx.Response) -> float:
     return min(float(text), LONGEST_RETRY_AFTER_SECONDS) if text.isdecimal() else 0.0
 
 
-def _failure(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "server_error", "param": None, "code": "unavailable"}}
+def _failure(message: str, kind: str = "server_error", code: str | None = "unavailable") -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -81,6 +81,9 @@ class BatchService:
         except (ChunkserveError, OSError) as error:
             logger.error("batch %s: %s", batch["id"], error)
             await self._end(batch, "failed", "the batch could not be brought to its end")
+        except Exception:  # A fault of ours at this batch would come again: the next one shall have its turn.
+            logger.exception("batch %s failed", batch["id"])
+            await self._end(batch, "failed", "the batch could not be brought to its end")
         else:
             await self._end(batch, "completed" if complete else "cancelled")
         finally:

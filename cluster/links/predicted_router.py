@@ -1,5 +1,6 @@
 """Serve's router interface around the choice of `scheduler.routing`."""
 
+from ray.serve._private.common import RequestMetadata
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from cluster.links.engine_views import engine_name, process_views
@@ -10,8 +11,16 @@ from cluster.links.ready_router import ReadyRouter
 class PredictedRouter(ReadyRouter):
     """A request goes to the engine with the least predicted time to first token, of those that are ready."""
 
-    _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
-    """First come, first served, as power of two has it, would give the engine chosen for one request to another."""
+    def _fulfill_next_pending_request(
+        self, replica: RunningReplica, request_metadata: RequestMetadata | None = None
+    ) -> None:
+        """The engine is for the request that it was chosen for. If that has one already, the first that waits gets it:
+        the task that would choose for that one may be the one that was ended with the other.
+        """
+        if self._get_pending_request_matching_internal_request_id(request_metadata) is None:
+            super()._fulfill_next_pending_request(replica, request_metadata)
+        else:
+            RequestRouter._fulfill_next_pending_request(self, replica, request_metadata)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Serve's list, or what an engine says of itself, has changed."""

@@ -182,3 +182,13 @@ async def test_a_line_that_the_service_cannot_compute_is_not_sent_for_ever(tmp_p
     assert await batch.run(service) == Counts(3, 1)
     assert 10**9 - service.times == sender.MOST_FAULTS
     assert rows(batch.errors)[0]["response"]["status_code"] == 500
+
+
+async def test_what_cannot_be_sent_is_an_error_of_its_line(tmp_path: Path) -> None:
+    body = '{"model": "m", "prompt": "a\\ud800"}'
+    lines = [f'{{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {body}}}', line("b")]
+    lines.append(lines[0].replace('"a"', '"c"', 1).replace('"a\\ud800"', "1e999"))
+    batch = Batch(tmp_path, lines)
+    assert await batch.run(FakeService()) == Counts(1, 2)
+    messages = [row["error"]["message"] for row in rows(batch.errors)]
+    assert messages == ["body holds a text that is not Unicode", "body holds a number that is not finite"]
