@@ -134,14 +134,14 @@ def _preflight(options: argparse.Namespace) -> int:
 def _batch(options: argparse.Namespace) -> int:
     from cluster.frontend.api_keys import read_keys
     from cluster.jobs.command import BatchJob, run_job
-    from cluster.jobs.options import job_paths, read_key
+    from cluster.jobs.options import job_paths, read_key, service_url
 
     paths = job_paths(options.input, options.output, options.errors, options.journal)
     if options.url is not None:
         if options.settings or options.config:
             raise ConfigError("settings are for the batch's own service: leave them out with --url")
         key = read_key(options.api_key_file) if options.api_key_file else None
-        url = options.url.rstrip("/").removesuffix("/v1")
+        url = service_url(options.url)
         return run_job(BatchJob(paths, options.concurrency, options.retry_seconds, key, url), _say)
     server = resolve(find_device(), options.config, options.settings).settings.server
     key = read_keys(Path(server.api_key_file).expanduser())[0] if server.api_key_file else server.api_key

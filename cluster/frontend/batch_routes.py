@@ -70,6 +70,8 @@ class _BatchRoutes:
                 return _json(await asyncio.to_thread(self._store.add_file, name, file.file))
         except HTTPException as error:
             raise RequestError(f"the body is no multipart form: {error.detail}") from None
+        except UnicodeError:
+            raise RequestError("the body is a form in a charset that cannot be read") from None
         except TimeoutError:
             raise RequestError(f"the file was not complete within {UPLOAD_SECONDS:g} s", None, 408) from None
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cluster.batch.files import exists, local_path
 from cluster.errors import ConfigError
@@ -45,6 +46,18 @@ def job_paths(input: str, output: str, errors: str | None, journal: Path | None)
     if exists(output) and not journal.exists():
         raise ConfigError(f"--output {output} exists, and not by this batch; remove it or name another")
     return JobPaths(input, output, errors, journal)
+
+
+def service_url(url: str) -> str:
+    """Without its end, which the lines have. Raises ConfigError for what is no service's address."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        known = False
+    if not known or parts.path.rstrip("/") not in ("", "/v1") or parts.query:
+        raise ConfigError(f"--url {url!r} must be http://host:port or https://host:port, with or without /v1")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def read_key(path: Path) -> str:

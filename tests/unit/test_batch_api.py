@@ -19,6 +19,9 @@ from cluster.batch.store import FINAL
 from cluster.frontend.batches import add_batches
 from cluster.frontend.settings import FrontendSettings
 
+ODD_CHARSET = "multipart/form-data; boundary=x; charset=undefined"
+ODD_FORM = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n'
+
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +201,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
             (await http.post("/v1/files", data={"purpose": "x"}, files={"file": ("a", "b")}), 400, "purpose"),
             (await http.post("/v1/files", data={"purpose": "batch"}), 400, "file"),
             (await http.post("/v1/files", content=b"x", headers={"content-type": "multipart/form-data"}), 400, None),
+            (await http.post("/v1/files", content=ODD_FORM, headers={"content-type": ODD_CHARSET}), 400, None),
             (await http.get("/v1/files/..%2F..%2Fetc"), 404, None),
             (await http.get("/v1/files/file-1/content"), 404, None),
             (await http.get("/v1/batches/batch_" + "0" * 24), 404, None),

@@ -76,6 +76,11 @@ def test_the_key_comes_from_a_file(tmp_path: Path, url: str) -> None:
         (["--errors", "{folder}/out.jsonl"], "--output and --errors name the same file"),
         (["--journal", "{folder}/in.jsonl"], "--input and --journal name the same file"),
         (["--url", "http://x", "--api-key-file", "/no/key"], "--api-key-file /no/key"),
+        (["--url", "nonsense"], "--url 'nonsense' must be http://host:port"),
+        (["--url", "127.0.0.1:8000"], "must be http://host:port"),
+        (["--url", "http://["], "must be http://host:port"),
+        (["--url", "http://x:99999"], "must be http://host:port"),
+        (["--url", "http://x/foo"], "must be http://host:port"),
         (["model.pth=x"], "unknown setting"),
     ],
 )
