@@ -6,6 +6,7 @@ command line. Errors are one line on standard error.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from cluster.errors import ChunkserveError, ConfigError
 from cluster.settings.local_device import find_device
 from cluster.settings.source import resolve
 from cluster.settings.tree import DEFAULT_MODEL
+
+MAX_CONCURRENCY = 4096
+"""Of a batch's lines: as many as an engine admits."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +92,9 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--journal", type=Path, metavar="FILE", help="what is done so far (OUTPUT.journal)")
     parser.add_argument("--url", help="a running service (http://host:port), used at the lowest priority")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="the key of the service at --url")
-    parser.add_argument("--concurrency", type=_positive(int), default=64, metavar="N", help="lines in flight (64)")
+    parser.add_argument(
+        "--concurrency", type=_positive(int, MAX_CONCURRENCY), default=64, metavar="N", help="lines in flight (64)"
+    )
     parser.add_argument(
         "--retry-seconds", type=_positive(float), default=600.0, metavar="S", help="how long no answer is borne (600)"
     )
@@ -97,11 +103,12 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_batch)
 
 
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+def _positive(kind: Callable[[str], float], most: float = math.inf) -> Callable[[str], float]:
     def parse(text: str) -> float:
         value = kind(text)
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError("it must be above 0")
+        if not 0 < value <= most or value == math.inf:
+            limit = "" if most == math.inf else f" and at most {most:g}"
+            raise argparse.ArgumentTypeError(f"it must be above 0{limit}")
         return value
 
     return parse

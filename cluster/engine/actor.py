@@ -41,6 +41,11 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 10.0
 
 
+def _log_failure(reporting: "asyncio.Task[None]") -> None:
+    if not reporting.cancelled() and (error := reporting.exception()) is not None:
+        logger.error("front ends get no reports any more, and choose engines without them", exc_info=error)
+
+
 class EngineReplica:
     """One engine. Methods are coroutines, so that they run on the replica's loop and wait for nobody's thread."""
 
@@ -179,6 +184,7 @@ class EngineReplica:
         if self._clock is not None:
             profile_engine(scheduler, self._executor, self._sender, self._metrics, self._clock)
         self._reporting = asyncio.ensure_future(Reporter(scheduler, self._engine.prefill_rate, self._sender).run())
+        self._reporting.add_done_callback(_log_failure)
         return scheduler
 
     def _begin(self, request: GenerateRequest, answer: "Future[GenerateSummary]") -> None:

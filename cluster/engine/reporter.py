@@ -12,6 +12,8 @@ from scheduler.scheduler import Scheduler
 
 _PERIOD_SECONDS = 0.05
 """Between two reports at least; front ends count what they send meanwhile."""
+_REST = 50
+"""So many times as long as a long queue has taken to be measured, nobody measures it again: steps wait for that."""
 
 
 class Reporter:
@@ -28,12 +30,15 @@ class Reporter:
     async def run(self) -> None:
         """Until cancelled: what has changed soon, and all else with each heartbeat, so that views do not grow stale."""
         clock = asyncio.get_running_loop().time
+        pause = _PERIOD_SECONDS
         while True:
-            await asyncio.sleep(_PERIOD_SECONDS)
+            await asyncio.sleep(pause)
             wanted = self._sender.wants_report()
             if wanted == "no":
                 continue
+            began = clock()
             report, last = self._make(), self._last
+            pause = min(max(_PERIOD_SECONDS, _REST * (clock() - began)), HEARTBEAT_SECONDS)
             is_news = last is None or bool(report.added or report.removed) or _state(report) != _state(last)
             if is_news or wanted == "snapshot" or clock() - self._reported_at >= HEARTBEAT_SECONDS:
                 self._last, self._reported_at = report, clock()

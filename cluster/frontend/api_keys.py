@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 def read_keys(path: Path) -> list[str]:
     """The keys of a file, one a line; blank lines and lines that begin with # are none.
 
-    Raises ConfigError naming the file if it cannot be read or holds no key: an empty file must not open the service.
+    Raises ConfigError naming the file if it cannot be read, holds no key (an empty file must not open the service), or
+    one that no client could send.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -22,6 +23,8 @@ def read_keys(path: Path) -> list[str]:
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"server.api_key_file {path} holds no key")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ConfigError(f"server.api_key_file {path} holds a key that is not printable ASCII")
     return keys
 
 

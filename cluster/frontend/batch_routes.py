@@ -128,7 +128,7 @@ class _BatchRoutes:
 async def _found(ask: Callable[[str], _T], record_id: str) -> _T:
     try:
         return await asyncio.to_thread(ask, record_id)
-    except KeyError:
+    except (KeyError, FileNotFoundError):  # It may be deleted while it is looked for.
         raise RequestError("there is nothing with this id", None, 404, "not_found") from None
 
 

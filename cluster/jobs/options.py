@@ -43,6 +43,10 @@ def job_paths(input: str, output: str, errors: str | None, journal: Path | None)
         other = places.setdefault(name if place is None else str(place), option)
         if other != option:
             raise ConfigError(f"{other} and {option} name the same file")
+    for option in ("--output", "--errors", "--journal"):
+        place = local_path(names[option])
+        if place is not None and (place.is_dir() or not place.parent.is_dir()):
+            raise ConfigError(f"{option} {names[option]} is no place for a file: it is a directory, or lies in none")
     if exists(output) and not journal.exists():
         raise ConfigError(f"--output {output} exists, and not by this batch; remove it or name another")
     return JobPaths(input, output, errors, journal)

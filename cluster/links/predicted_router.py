@@ -14,8 +14,8 @@ class PredictedRouter(ReadyRouter):
     def _fulfill_next_pending_request(
         self, replica: RunningReplica, request_metadata: RequestMetadata | None = None
     ) -> None:
-        """The engine is for the request that it was chosen for. If that has one already, the first that waits gets it:
-        the task that would choose for that one may be the one that was ended with the other.
+        """The engine is for the call that it was chosen for. Serve knows calls by the client's request, which may make
+        several: when the one that is known by it has its engine, the others get theirs in the order in which they came.
         """
         if self._get_pending_request_matching_internal_request_id(request_metadata) is None:
             super()._fulfill_next_pending_request(replica, request_metadata)

@@ -81,14 +81,18 @@ def test_the_key_comes_from_a_file(tmp_path: Path, url: str) -> None:
         (["--url", "http://["], "must be http://host:port"),
         (["--url", "http://x:99999"], "must be http://host:port"),
         (["--url", "http://x/foo"], "must be http://host:port"),
+        (["--url", "http://x", "--api-key-file", "{folder}/kéy"], "ASCII"),
+        (["--errors", "{folder}/nowhere/e"], "--errors {folder}/nowhere/e is no place"),
+        (["--errors", "{folder}"], "--errors {folder} is no place"),
         (["model.pth=x"], "unknown setting"),
     ],
 )
 def test_wrong_options_are_status_2(
     tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "kéy").write_text("kéy\n")
     assert batch(tmp_path, *(word.format(folder=tmp_path) for word in words)) == 2
-    assert message in capsys.readouterr().err
+    assert message.format(folder=tmp_path) in capsys.readouterr().err
 
 
 def test_an_output_elsewhere_needs_a_journal_here(tmp_path: Path, url: str) -> None:
@@ -119,3 +123,9 @@ def test_two_at_once_are_refused(tmp_path: Path, url: str, capsys: pytest.Captur
 def test_a_service_that_is_not_there_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert batch(tmp_path, "--url", "http://127.0.0.1:9", "--retry-seconds", "0.1") == 1
     assert "answered nothing for 0.1 s; last: ConnectError" in capsys.readouterr().err
+
+
+def test_more_lines_in_flight_than_an_engine_admits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        batch(tmp_path, "--url", "http://x", "--concurrency", "99999999999")
+    assert "at most 4096" in capsys.readouterr().err

@@ -1,12 +1,13 @@
 """Serve's router interface around our choice: who is asked first, and when it is Serve's own choice."""
 
+from collections import defaultdict, deque
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
-from ray.serve._private.request_router.common import RequestRoutingContext
+from ray.serve._private.request_router.common import PendingRequest, RequestRoutingContext
 
 from cluster.links import engine_views
 from cluster.links.engine_views import EngineViews, engine_name
@@ -73,3 +74,33 @@ async def test_what_views_do_not_tell_is_power_of_two(clock: Clock) -> None:
         clock.now = 0.0
         assert await router().choose_replicas(candidates[:1], pending(request())) is chosen
     assert own.call_count == 5
+
+
+async def test_calls_of_one_client_request_all_get_an_engine() -> None:
+    """Serve knows them by the same id, under which it keeps the last one."""
+    asked = router()
+    asked._pending_requests_by_id, asked._pending_requests_to_fulfill = {}, deque()
+    asked._pending_requests_by_model_id = defaultdict(deque)
+    asked._routing_task_by_pending_request_future = {}
+    asked.queue_wait_time_ms_histogram = mock.Mock()
+    metadata: Any = SimpleNamespace(internal_request_id="of the client", multiplexed_model_id="")
+    calls = [PendingRequest([], {}, metadata) for _ in range(3)]
+    for call in calls:
+        asked._pending_requests_by_id[metadata.internal_request_id] = call
+        asked._pending_requests_to_fulfill.append(call)
+    for name in ("first", "second", "third"):
+        asked._fulfill_next_pending_request(name, metadata)
+    assert [call.future.result() for call in calls] == ["second", "third", "first"]
+
+
+async def test_an_engine_is_for_the_call_that_it_was_chosen_for() -> None:
+    asked = router()
+    asked._routing_task_by_pending_request_future = {}
+    asked.queue_wait_time_ms_histogram = mock.Mock()
+    metadata: list[Any] = [SimpleNamespace(internal_request_id=name, multiplexed_model_id="") for name in "ab"]
+    calls = [PendingRequest([], {}, each) for each in metadata]
+    asked._pending_requests_by_id = dict(zip("ab", calls, strict=True))
+    asked._pending_requests_to_fulfill = deque(calls)
+    asked._fulfill_next_pending_request("of b", metadata[1])
+    assert calls[1].future.result() == "of b"
+    assert not calls[0].future.done()

@@ -1,6 +1,7 @@
 """From a scheduler's cache over the link into a front end's views: links that break, and reports that are lost."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from cluster.links.engine_views import EngineViews
 from cluster.links.messages import GenerateRequest, LinkAddress
 from cluster.links.token_receiver import TokenReceiver
 from cluster.links.token_sender import TokenSender
+from scheduler.backlog import Backlog
 from scheduler.config import SchedulerConfig
 from scheduler.plan import RequestOutput, StepResult
 from scheduler.request import Request
@@ -131,3 +133,23 @@ async def test_front_ends_without_views_are_sent_none(monkeypatch: pytest.Monkey
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_queue_that_takes_long_to_measure_is_measured_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = 0
+    really_measure = reporter.measure
+
+    def slowly(scheduler: Scheduler) -> Backlog:
+        nonlocal measured
+        measured += 1
+        time.sleep(0.01)
+        return really_measure(scheduler)
+
+    monkeypatch.setattr(reporter, "measure", slowly)
+    async with linked(monkeypatch) as side:
+        await until(lambda: measured == 1)
+        await asyncio.sleep(0.25)
+        assert measured == 1  # 50 without a rest
+        await until(lambda: measured >= 2)
+        side.compute("one", PROMPT)
+        await until(lambda: side.seconds_and_hit(PROMPT)[1] == 96)
