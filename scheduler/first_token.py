@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from scheduler.latency_model import LatencyModel
 from scheduler.plan import StepLoad
+from scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,33 @@ class QueueState:
     max_num_seqs: int
     output_tokens: float
     """What a request generates before it gives its seat back, on average."""
+
+
+def queue_state(scheduler: Scheduler) -> QueueState:
+    """As of now, cache hits aside. Goes through all requests: to be asked once an arrival, not once a step.
+
+    Until a request has ended by itself, answers are thought to be as long as they may become.
+    """
+    decodes = [request.num_tokens for request in scheduler.running if request.is_decoding]
+    mean = scheduler.mean_output_tokens
+    if mean is None:
+        mean = sum(request.max_tokens for request in scheduler.running) / max(1, len(scheduler.running))
+    return QueueState(
+        num_queued_tokens=num_queued_tokens(scheduler),
+        num_waiting=len(scheduler.waiting),
+        num_running=len(scheduler.running),
+        num_decodes=len(decodes),
+        decode_context=sum(decodes),
+        max_num_seqs=scheduler.config.max_num_seqs,
+        output_tokens=mean,
+    )
+
+
+def num_queued_tokens(scheduler: Scheduler) -> int:
+    """Tokens that waiting requests and running chunks owe before their next output."""
+    waiting = sum(request.num_tokens for request in scheduler.waiting)
+    chunks = (request for request in scheduler.running if not request.is_decoding)
+    return waiting + sum(request.num_tokens - request.num_computed_tokens for request in chunks)
 
 
 def first_token_seconds(queue: QueueState, model: LatencyModel, recovery_seconds: float = 0.0) -> float:

@@ -7,7 +7,6 @@ from scheduler import integrity
 from scheduler.admission import Admission, Lack
 from scheduler.budget import Budget, StaticBudget
 from scheduler.config import SchedulerConfig
-from scheduler.first_token import QueueState
 from scheduler.in_flight import Flight, InFlight
 from scheduler.kv_cache_manager import KVCacheManager
 from scheduler.limits import clip_max_tokens, cut_at_stop, is_long_prefill, num_new_tokens
@@ -59,7 +58,7 @@ class Scheduler:
         self._prompt_tokens = self._prompt_tokens_cached = self._generation_tokens = self._recomputed_tokens = 0
         self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._num_drafts = self._num_draft_tokens = self._num_accepted_tokens = 0
-        self._mean_output_tokens: float | None = None
+        self.mean_output_tokens: float | None = None
         """Of requests that have ended by themselves, the last ones most."""
 
     # Requests come and go
@@ -431,8 +430,8 @@ class Scheduler:
         self._waiting_for_grammar.discard(request.request_id)
         if status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):
             num_tokens = len(request.output_token_ids)
-            mean = num_tokens if self._mean_output_tokens is None else self._mean_output_tokens
-            self._mean_output_tokens = mean + _LENGTH_WEIGHT * (num_tokens - mean)
+            mean = num_tokens if self.mean_output_tokens is None else self.mean_output_tokens
+            self.mean_output_tokens = mean + _LENGTH_WEIGHT * (num_tokens - mean)
         request.status = status
         request.spec_token_ids = []
         request.num_output_placeholders = 0
@@ -451,34 +450,6 @@ class Scheduler:
     def positions_in_flight(self) -> dict[str, int]:
         """Open request in a plan in flight -> the last token computed for it, counted with its prompt."""
         return self._in_flight.positions()
-
-    def num_queued_tokens(self) -> int:
-        """Tokens that waiting requests and running chunks owe before their next output, cache hits aside.
-
-        Goes through them all: to be asked once an arrival, not once a step.
-        """
-        waiting = sum(request.num_tokens for request in self.waiting)
-        chunks = (request for request in self.running if not request.is_decoding)
-        return waiting + sum(request.num_tokens - request.num_computed_tokens for request in chunks)
-
-    def queue_state(self) -> QueueState:
-        """What a request that comes now has before it. Costs as much as `num_queued_tokens`.
-
-        Until a request has ended by itself, answers are thought to be as long as they may become.
-        """
-        decodes = [request.num_tokens for request in self.running if request.is_decoding]
-        mean = self._mean_output_tokens
-        if mean is None:
-            mean = sum(request.max_tokens for request in self.running) / max(1, len(self.running))
-        return QueueState(
-            num_queued_tokens=self.num_queued_tokens(),
-            num_waiting=len(self.waiting),
-            num_running=len(self.running),
-            num_decodes=len(decodes),
-            decode_context=sum(decodes),
-            max_num_seqs=self.config.max_num_seqs,
-            output_tokens=mean,
-        )
 
     def take_cache_changes(self) -> tuple[list[bytes], list[bytes]]:
         """Hashes of the blocks that came into the prefix cache, and that left it, since the last call."""

@@ -27,6 +27,7 @@ from cluster.engine.step_times import StepTimes
 from cluster.errors import EngineError, ExecutorError
 from cluster.links.messages import EngineStatus, StepRecord
 from cluster.metrics.engine import EngineMetrics
+from scheduler.first_token import queue_state
 from scheduler.plan import RequestOutput, StepLoad, StepPlan, StepResult
 from scheduler.request import Request, RequestRefused, RequestStatus
 from scheduler.scheduler import Scheduler
@@ -322,7 +323,7 @@ class Engine:
         self._wake.set()
 
     def _check_queue(self, scheduler: Scheduler, max_seconds: float) -> None:
-        seconds = self._step_times.first_token_seconds(scheduler.queue_state(), self._recovery_left())
+        seconds = self._step_times.first_token_seconds(queue_state(scheduler), self._recovery_left())
         if seconds > max_seconds:
             self._metrics.refuse("queue")
             raise QueueTooLong(seconds, max_seconds)
@@ -394,7 +395,7 @@ class Engine:
         scheduler = self._live_scheduler()
         stats = scheduler.stats()
         return ReplicaLoad(
-            queue_seconds=self._step_times.first_token_seconds(scheduler.queue_state(), recovery_seconds=0.0),
+            queue_seconds=self._step_times.first_token_seconds(queue_state(scheduler), recovery_seconds=0.0),
             prefill_share=self._step_times.prefill_share(time.monotonic()),
             kv_usage=stats.num_used_blocks / stats.num_blocks,
         )

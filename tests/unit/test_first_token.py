@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_table import Rig
 
-from scheduler.first_token import QueueState, first_token_seconds
+from scheduler.first_token import QueueState, first_token_seconds, queue_state
 from scheduler.latency_model import LatencyModel
 from scheduler.plan import StepLoad
 
@@ -101,13 +101,13 @@ def test_more_before_it_is_never_a_shorter_wait(queue: QueueState, field: str, r
 
 def test_the_scheduler_says_what_stands_before_a_request() -> None:
     rig = Rig(max_num_batched_tokens=8, max_num_seqs=3)
-    assert rig.scheduler.queue_state() == QueueState(0, 0, 0, 0, 0, 3, 0.0)
+    assert queue_state(rig.scheduler) == QueueState(0, 0, 0, 0, 0, 3, 0.0)
     rig.add("decode", 5, max_tokens=2)
     rig.plan()
     rig.take()
     rig.add("chunk", 20, max_tokens=4)
     rig.add("waits", 6, max_tokens=4)
     rig.plan()
-    assert rig.scheduler.queue_state() == QueueState(19, 1, 2, 1, 6, 3, 3.0)
+    assert queue_state(rig.scheduler) == QueueState(19, 1, 2, 1, 6, 3, 3.0)
     rig.take()  # "decode" ends with its second token
-    assert rig.scheduler.queue_state().output_tokens == 2.0
+    assert queue_state(rig.scheduler).output_tokens == 2.0

@@ -3,6 +3,7 @@
 import pytest
 from step_table import Rig
 
+from scheduler.first_token import num_queued_tokens
 from scheduler.plan import StepLoad
 from scheduler.request import RequestRefused, RequestStatus
 
@@ -157,9 +158,9 @@ def test_queued_tokens_are_those_of_prompts_not_of_decodes() -> None:
     rig.add("decode", 5)
     rig.plan()
     rig.take()
-    assert rig.scheduler.num_queued_tokens() == 0
+    assert num_queued_tokens(rig.scheduler) == 0
     rig.add("chunk", 20)
     rig.add("waits", 8)
-    assert rig.scheduler.num_queued_tokens() == 28
+    assert num_queued_tokens(rig.scheduler) == 28
     rig.plan()
-    assert rig.scheduler.num_queued_tokens() == 21
+    assert num_queued_tokens(rig.scheduler) == 21
