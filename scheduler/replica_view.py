@@ -8,6 +8,8 @@ from scheduler.plan import ReplicaReport
 
 _HALF_LIFE = 30.0
 _PATIENCE_SECONDS = 10.0
+_SHUN_SECONDS = 30.0
+"""A replica that is dead is replaced within that time; one that lives and has nothing to say must be asked again."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,9 @@ class ReplicaView:
         self.sequence = -1
         self.queued_tokens = 0
         self.prefill_rate = 0.0
-        self.reported_at = 0.0
+        self.reported_at = -math.inf
+        self.shunned_until = -math.inf
+        """It was silent when it should have spoken: until then, or until it reports, it is not asked."""
         self.promises: dict[str, Promise] = {}
         self._sent = 0.0
         self._sent_at = 0.0
@@ -55,10 +59,18 @@ class ReplicaView:
         self.queued_tokens = report.queued_tokens
         self.prefill_rate = report.prefill_rate
         self.reported_at = now
+        self.shunned_until = -math.inf
         for promise in self.promises.values():
             if promise.admitted:
                 promise.num_tokens = 0
         return True
+
+    def shun(self, now: float) -> None:
+        """Nothing is known of it any more, and for a while nothing is expected of it."""
+        self.block_hashes = set()
+        self.block_size = 0
+        self.sequence = -1
+        self.shunned_until = now + _SHUN_SECONDS
 
     def work(self) -> int:
         """Tokens to be computed before those of a request that is sent now."""

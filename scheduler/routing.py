@@ -91,9 +91,9 @@ class RoutingTable:
         if replica is not None and replica in self._views:
             self._views[replica].promises.pop(request_id, None)
 
-    def lost(self, replica: str) -> None:
-        """It is gone for good."""
-        self._views.pop(replica, None)
+    def lost(self, replica: str, now: float) -> None:
+        """It is silent, and perhaps gone for good: `keep` then does without it."""
+        self._view(replica).shun(now)
 
     def keep(self, replicas: Collection[str]) -> None:
         """Forget all others."""
@@ -112,15 +112,16 @@ class RoutingTable:
         sent the least lately. Without that a new prefix would always go to the replica that seems a little faster.
 
         A replica that has never reported (it has just started) is taken for empty, and for as fast as the fastest. One
-        whose report is too old is not asked. When no report counts, the reason is "stale", and the caller falls back to
-        power-of-two choices.
+        whose report is too old is not asked, nor for some time one that was lost, or to which this request was sent
+        before in vain. When no report counts, the reason is "stale", and the caller falls back to power-of-two choices.
         """
+        self._judge_last_choice(request.request_id, now)
         self.settled(request.request_id)
         views = {name: self._view(name) for name in candidates}
         fresh = {
             name: view for name, view in views.items() if view.sequence >= 0 and now - view.reported_at <= self._max_age
         }
-        new = {name: view for name, view in views.items() if not view.block_size}
+        new = {name: view for name, view in views.items() if not view.block_size and now >= view.shunned_until}
         if not fresh and len(new) < len(views):
             return Route("stale")
         size, rate = max(((view.block_size, view.prefill_rate) for view in fresh.values()), key=_rate, default=_UNKNOWN)
@@ -144,6 +145,15 @@ class RoutingTable:
             best.seconds,
             now - best.view.reported_at if best.view.block_size else 0.0,
         )
+
+    def _judge_last_choice(self, request_id: str, now: float) -> None:
+        """It comes again: has the replica that was chosen for it spoken since?"""
+        promise = self._promise(request_id)
+        if promise is None or promise.admitted:
+            return
+        view = self._views[self._replica_of[request_id]]
+        if view.reported_at < promise.sent_at:
+            view.shun(now)
 
     def _view(self, replica: str) -> ReplicaView:
         return self._views.setdefault(replica, ReplicaView())

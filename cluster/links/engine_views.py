@@ -51,7 +51,7 @@ class EngineViews:
     def lost(self, engine: str) -> None:
         """Nothing is heard of it any more."""
         with self._lock:
-            self._table.lost(engine)
+            self._table.lost(engine, self._clock())
 
     def keep(self, engines: Collection[str]) -> None:
         """Those that Serve knows; the others are gone."""

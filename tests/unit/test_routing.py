@@ -155,11 +155,48 @@ def test_a_missed_report_is_noticed_and_a_snapshot_mends_it() -> None:
 def test_a_lost_replica_takes_what_was_known_of_it_along() -> None:
     views = table(a=0, b=0)
     first = views.route(request("r", *PROMPT), ["a", "b"], 0.0).replicas[0]
-    views.lost(first)
+    views.lost(first, 0.0)
     views.admitted("r")
     views.settled("r")
-    views.keep(["a"])
-    assert views.route(request("r", *PROMPT), ["a"], 0.0).num_hit_tokens == 0
+    views.keep([first])
+    route = views.route(request("r", *PROMPT), [first], 30.0)
+    assert (route.reason, route.num_hit_tokens) == ("least_work", 0)
+
+
+def test_a_lost_replica_is_not_asked_until_it_reports_or_was_given_time() -> None:
+    def chosen(back: bool, now: float) -> list[str]:
+        views = table(a=0, b=900)
+        views.lost("a", 0.0)
+        views.update("b", report(1, queued=900), now)
+        if back:
+            views.update("a", report(7, snapshot=True), now)
+        return views.route(request("r", *PROMPT), ["a", "b"], now).replicas
+
+    assert chosen(False, 1.0) == chosen(False, 29.0) == ["b"]
+    assert chosen(False, 30.0) == chosen(True, 1.0) == ["a", "b"]
+
+
+def test_who_does_not_answer_a_request_is_not_asked_for_it_again() -> None:
+    """An engine that stands still looks like one that has just started."""
+    views = table(b=900)
+    assert views.route(request("r", *PROMPT), ["a", "b"], 0.0).replicas == ["a", "b"]
+    views.update("b", report(1, queued=900), 2.0)
+    assert views.route(request("r", *PROMPT), ["a", "b"], 2.0).replicas == ["b"]
+    assert views.route(request("other", *PROMPT), ["a", "b"], 2.0).replicas == ["b"]
+    assert views.route(request("r", *PROMPT), ["a"], 2.0).reason == "stale"
+    views.update("a", report(0, snapshot=True), 3.0)
+    assert views.route(request("r", *PROMPT), ["a", "b"], 3.0).replicas == ["a", "b"]
+
+
+def test_a_request_that_its_replica_took_and_lost_says_nothing_against_it() -> None:
+    views = table(a=0, b=900)
+    for name in ("first", "again"):
+        assert views.route(request(name, *PROMPT), ["a", "b"], 1.0).replicas[0] == "a"
+        if name == "first":
+            views.admitted(name)
+        assert views.update("a", report(1, snapshot=True), 1.5)
+        assert views.route(request(name, *PROMPT), ["a", "b"], 1.5).replicas[0] == "a"
+        views.settled(name)
 
 
 def test_a_request_that_nobody_answers_is_not_counted_for_ever() -> None:
